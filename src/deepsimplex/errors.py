@@ -1,0 +1,32 @@
+"""The one error of the package: what was expected, what came, what to do next."""
+
+from __future__ import annotations
+
+
+class DeepSimplexError(ValueError):
+    """One line a person can act on.
+
+    >>> print(DeepSimplexError("2 or more classes", "1", "add a second class"))
+    expected 2 or more classes; got 1; add a second class
+    """
+
+    def __init__(self, expected: str, got: str, remedy: str) -> None:
+        super().__init__(expected, got, remedy)
+        self.expected = expected
+        self.got = got
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"expected {self.expected}; got {self.got}; {self.remedy}"
+
+
+class ModelFileError(DeepSimplexError):
+    """A model file that is truncated, altered, of another version, or not ours."""
+
+
+class RunError(DeepSimplexError):
+    """A run folder that cannot be used: locked by another process, or of another recipe."""
+
+
+class NonFiniteLossError(DeepSimplexError):
+    """Training left the finite numbers; the message names the step."""
