@@ -1,4 +1,4 @@
-"""The one error of the package: what was expected, what came, what to do next."""
+"""The errors of the package, one base: what was expected, what came, what to do next."""
 
 from __future__ import annotations
 
@@ -30,3 +30,11 @@ class RunError(DeepSimplexError):
 
 class NonFiniteLossError(DeepSimplexError):
     """Training left the finite numbers; the message names the step."""
+
+
+class Stopped(Exception):
+    """Training was asked to stop by a signal; its checkpoint is written."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal

@@ -1,0 +1,217 @@
+"""The command line: parse, call commands.py, print. torch is not imported to answer --help.
+
+Exit codes: 0 done · 1 the data, the model or the run is at fault · 2 the command line is ·
+130 interrupted (Ctrl-C) · 143 terminated (SIGTERM); a training that is stopped writes its
+checkpoint first, and the same command goes on from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deepsimplex import __version__
+from deepsimplex.errors import DeepSimplexError, Stopped
+
+# Some versions of typer bring their own copy of click; the bases of its exceptions are alike.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="deepsimplex",
+    help="An image classifier that knows when it does not know.",
+    epilog="Exit codes: 0 done, 1 bad data, model or run, 2 bad command line, "
+    "130 interrupted, 143 terminated (a stopped training goes on with the same command).",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of class folders.")]
+ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"deepsimplex {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder; a new one if not given.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of each training.")] = None,
+    trials: Annotated[int, typer.Option(min=1, max=5, help="How many of the 5 splits.")] = 5,
+    device: Device = "auto",
+) -> None:
+    """DSC beside softmax on digits it has and has not seen."""
+    from deepsimplex import commands
+
+    commands.demo(out, epochs, trials, device)
+
+
+@app.command()
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
+    method: Annotated[str, typer.Option(help="dsc, softmax, …")] = "dsc",
+    backbone: Annotated[str, typer.Option(help="auto picks by image size.")] = "auto",
+    known: Annotated[
+        str | None, typer.Option(help="Train these classes only, e.g. 'cat,dog'.")
+    ] = None,
+    keep: Annotated[float, typer.Option(help="Share of new knowns to keep.")] = 0.95,
+    reject: Annotated[bool, typer.Option(help="Calibrate a threshold and reject below it.")] = True,
+    guarantee: Annotated[
+        str, typer.Option(help="mean: on average over calibration draws; pac: 90 % sure.")
+    ] = "mean",
+    by: Annotated[str, typer.Option(help="One threshold for all, or by predicted class.")] = "all",
+    score: Annotated[
+        str | None, typer.Option(help="Knownness score; the method's default.")
+    ] = None,
+    background: Annotated[
+        Path | None, typer.Option(help="Folder of images that are none of the classes.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=0)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
+    augment: Annotated[str | None, typer.Option(help="none, crop, flip or crop+flip.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Side to scale images to.")] = None,
+    radius: Annotated[float, typer.Option(help="Unit of length of distances.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Device = "auto",
+    checkpoint_seconds: Annotated[float, typer.Option(min=0)] = 60.0,
+) -> None:
+    """Train a classifier and calibrate its "unknown"."""
+    from deepsimplex import commands
+
+    commands.train(
+        data,
+        out,
+        known=None if known is None else [name.strip() for name in known.split(",")],
+        keep=keep if reject else None,
+        guarantee=guarantee,
+        by=by,
+        score=score,
+        background=background,
+        size=size,
+        radius=radius,
+        device=device,
+        checkpoint_seconds=checkpoint_seconds,
+        method=method,
+        seed=seed,
+        recipe_changes={
+            "backbone": None if backbone == "auto" else backbone,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "augment": augment,
+        },
+    )
+
+
+@app.command()
+def evaluate(
+    model: ModelPath,
+    data: Data,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Test a model on knowns and unknowns.
+
+    Classes it was not trained on, and the images of an unknown/ folder, count as unknown.
+    """
+    from deepsimplex import commands
+
+    commands.evaluate(model, data, json, device)
+
+
+@app.command()
+def predict(
+    model: ModelPath,
+    inputs: Annotated[
+        list[str], typer.Argument(help="Image files, folders, a .npz file, or 'digits'.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Label images, or call them unknown, with the reason."""
+    from deepsimplex import commands
+
+    if json and csv:
+        raise typer.BadParameter("--json and --csv exclude each other; choose one")
+    commands.predict(model, inputs, "json" if json else "csv" if csv else "table", device)
+
+
+@app.command()
+def doctor(device: Device = "auto") -> None:
+    """See whether this machine can train."""
+    from deepsimplex import commands
+
+    if not commands.doctor(device):
+        raise typer.Exit(1)
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Parse and call; every failure a person can cause is one line on stderr."""
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="deepsimplex", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except _UsageError as error:
+        return _fail(2, _usage(error, command))
+    except DeepSimplexError as error:
+        return _fail(1, str(error))
+    except Stopped as stopped:
+        return _fail(128 + stopped.signal, "stopped; the same command goes on from the checkpoint")
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail(130, "interrupted")
+    except BrokenPipeError:
+        # The reader went away (| head): leave quietly, and keep Python from flushing into it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        return _fail(
+            1, f"expected to read and write files; got {what}; check path, rights and space"
+        )
+
+
+def main() -> None:
+    sys.exit(run())
+
+
+def _fail(code: int, message: str) -> int:
+    print(f"deepsimplex: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _usage(error: Any, command: Any) -> str:
+    """The parser's message in one line, with a suggestion and where to read more."""
+    message = error.format_message().rstrip(".")
+    context = error.ctx
+    where = context.command_path if context is not None else "deepsimplex"
+    if "No such command" in message and "Did you mean" not in message:
+        words = [word.strip("'\"") for word in message.split()]
+        close = difflib.get_close_matches(words[-1], command.commands, n=1)
+        if close:
+            message += f"; did you mean '{close[0]}'?"
+    return f"{message}; see '{where} --help'"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""OpenSetClassifier: scikit-learn's API over the whole package."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, from_numpy
+
+from deepsimplex.data.sources import to_tensor
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.model import Model, fit_model
+from deepsimplex.recipes import Recipe, default_recipe
+
+
+class OpenSetClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier that may answer "unknown".
+
+    X is (n, features), (n, h, w) or (n, h, w, c); uint8 pixels or any finite numbers.
+
+    Parameters
+    ----------
+    method : a row of METHODS, "dsc" by default.
+    backbone : "auto" picks by the shape of X.
+    keep : the share of new known samples to keep, e.g. 0.95; a part of the training data is then
+        held out to set the threshold. None never rejects.
+    guarantee : "mean" keeps the promise on average over calibration draws, "pac" with 90 %
+        confidence for this one.
+    by : "all" for one threshold, "predicted" for one a predicted class.
+    knownness : the score of the method to reject by; None takes its default.
+    unknown_label : what `predict` answers when it rejects; None takes −1 for numbers (one below
+        the smallest label if −1 is a class) and "unknown" for names.
+    radius : the unit of length of distances and thresholds; changes no decision.
+    epochs, batch_size, learning_rate, weight_decay, augment : None takes the recipe's.
+
+    Attributes
+    ----------
+    classes_, threshold_ (−inf when nothing is rejected; an array with by="predicted"),
+    unknown_label_, model_, n_features_in_.
+    """
+
+    def __init__(
+        self,
+        method: str = "dsc",
+        backbone: str = "auto",
+        *,
+        keep: float | None = None,
+        guarantee: str = "mean",
+        by: str = "all",
+        knownness: str | None = None,
+        unknown_label: Any = None,
+        radius: float = 1.0,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        weight_decay: float | None = None,
+        augment: str | None = None,
+        calibration_size: float = 0.2,
+        device: str = "auto",
+        random_state: Any = None,
+    ) -> None:
+        self.method = method
+        self.backbone = backbone
+        self.keep = keep
+        self.guarantee = guarantee
+        self.by = by
+        self.knownness = knownness
+        self.unknown_label = unknown_label
+        self.radius = radius
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.augment = augment
+        self.calibration_size = calibration_size
+        self.device = device
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, background: ArrayLike | None = None) -> Self:
+        """Train on known classes; `background` are images of none of them, shaped like X."""
+        samples, targets = validate_data(self, X, y, allow_nd=True, ensure_min_samples=2)
+        check_classification_targets(targets)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise DeepSimplexError("at least 2 classes", "1 class", "add samples of a second class")
+        self.unknown_label_ = self._unknown_label()
+        images = _tensor(samples)
+        others = None
+        if background is not None:
+            others = _tensor(np.asarray(background))
+            if others.shape[1:] != images.shape[1:]:
+                raise DeepSimplexError(
+                    f"background shaped like X, (n, {', '.join(map(str, samples.shape[1:]))})",
+                    f"{np.shape(background)}",
+                    "resize it",
+                )
+        model = fit_model(
+            images,
+            from_numpy(labels.astype(np.int64)),
+            self.classes_,
+            self._recipe(tuple(images.shape[1:])),
+            keep=self.keep,
+            guarantee=self.guarantee,
+            by=self.by,
+            score=self.knownness,
+            radius=self.radius,
+            background=others,
+            device=self.device,
+        )
+        return self._adopt(model)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The nearest class, or `unknown_label_` where knownness is below the threshold."""
+        by_class, knownness = self._scores(X)
+        predicted = by_class.argmax(1)
+        labels = self.classes_[predicted]
+        if self.model_.threshold is None:
+            return labels
+        rejected = knownness < self.model_.limits(predicted)
+        if np.asarray(self.unknown_label_).dtype.kind in "US" and labels.dtype.kind not in "US":
+            labels = labels.astype(object)
+        return np.where(rejected, self.unknown_label_, labels)
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Class scores (n, C), larger = nearer; for two classes their difference (n,)."""
+        by_class, _ = self._scores(X)
+        return by_class[:, 1] - by_class[:, 0] if by_class.shape[1] == 2 else by_class
+
+    def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Knownness (n,), higher = more known; rejected below `threshold_`."""
+        return self._scores(X)[1]
+
+    def save(self, path: str | Path) -> None:
+        """The fitted model in one safetensors file."""
+        check_is_fitted(self)
+        self.model_.save(path)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Self:
+        """A fitted classifier from a file that `save` or `deepsimplex train` wrote."""
+        model = Model.load(path, device)
+        recipe, threshold = model.recipe, model.threshold
+        classifier = cls(
+            recipe.method,
+            recipe.backbone,
+            keep=None if threshold is None else threshold.keep,
+            guarantee="mean" if threshold is None else threshold.guarantee,
+            by="all" if threshold is None else threshold.by,
+            knownness=model.score,
+            radius=model.radius,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            learning_rate=recipe.learning_rate,
+            weight_decay=recipe.weight_decay,
+            augment=recipe.augment,
+            calibration_size=recipe.calibration,
+            device=device,
+            random_state=recipe.seed,
+        )
+        classifier.classes_ = model.classes
+        classifier.unknown_label_ = classifier._unknown_label()
+        c, *rest = model.shape
+        classifier.n_features_in_ = rest[0] if rest else c
+        return classifier._adopt(model)
+
+    def _adopt(self, model: Model) -> Self:
+        self.model_ = model
+        self.threshold_: float | NDArray[np.float64] = -np.inf
+        if model.threshold is not None:
+            values = np.array(model.threshold.values) * model.unit
+            self.threshold_ = float(values[0]) if model.threshold.by == "all" else values
+            if not np.isfinite(values).all():
+                warnings.warn(model.threshold.meaning(), stacklevel=3)
+        return self
+
+    def _recipe(self, shape: tuple[int, ...]) -> Recipe:
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        changes = {
+            name: getattr(self, name)
+            for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "augment")
+            if getattr(self, name) is not None
+        }
+        changes["calibration"] = self.calibration_size
+        if self.backbone != "auto":
+            changes["backbone"] = self.backbone
+        return dataclasses.replace(default_recipe(self.method, shape, seed), **changes)
+
+    def _unknown_label(self) -> Any:
+        """The label of rejection: never one of the classes."""
+        classes, label = self.classes_.tolist(), self.unknown_label
+        if label is None and self.classes_.dtype.kind in "iuf":
+            return min(classes) - 1 if -1 in classes else -1
+        label = "unknown" if label is None else label
+        if self.keep is not None and label in classes:
+            raise DeepSimplexError(
+                "an unknown_label that is no class", repr(label), "set unknown_label to another"
+            )
+        return label
+
+    def _scores(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        check_is_fitted(self)
+        images = _tensor(validate_data(self, X, reset=False, allow_nd=True))
+        if tuple(images.shape[1:]) != self.model_.shape:
+            raise DeepSimplexError(
+                f"samples of shape {self.model_.shape}, channels first",
+                f"{tuple(images.shape[1:])}",
+                "give them the shape of the training samples",
+            )
+        return self.model_.scores(images)
+
+
+def _tensor(X: np.ndarray) -> Tensor:
+    """Channels-first tensor; numbers too large for float32 are refused, not made infinite."""
+    if X.ndim > 4:
+        raise DeepSimplexError(
+            "X of shape (n, features), (n, h, w) or (n, h, w, c)", f"{X.shape}", "reshape it"
+        )
+    if X.dtype.kind == "f" and X.size and np.abs(X).max() > np.finfo(np.float32).max:
+        raise DeepSimplexError("values that fit float32", "larger ones", "rescale X")
+    return to_tensor(X)

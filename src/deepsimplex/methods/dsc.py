@@ -1,0 +1,116 @@
+"""The Deep Simplex Classifier: each class is sent to its vertex (eqs. 4–7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from deepsimplex import losses
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.heads import build_head, choose_head
+from deepsimplex.methods.base import (
+    Batch,
+    Encoder,
+    Method,
+    Stage,
+    Update,
+    check_score,
+    known_and_background,
+)
+from deepsimplex.simplex import Kind, Simplex, dot_products, length, squared_distances
+
+
+@dataclass(frozen=True)
+class DSCSettings:
+    """What the paper leaves open, each with the reading we take (docs/decisions)."""
+
+    loss: Literal["squared", "hinge", "softmax", "authors"] = "squared"  # eq. 4, 6, 7, code
+    margin: float | Literal["auto"] = 0.5  # eqs. 5 and 6 at unit radius
+    temperature: float = 1.0  # eq. 7
+    background: Literal["centroid", "hinge-A", "hinge-B", "hinge-C"] = "centroid"
+    background_weight: float = 1.0
+    head: Literal["auto", "linear", "dam", "none"] = "auto"
+    simplex: Kind = "regular"
+    width: int | None = None  # dim of a truncated or doubled simplex after a head; C−1 if None
+
+
+class DSC(Method):
+    """Features at unit radius; scores −distance, cosine and dot product to the nearest vertex."""
+
+    scores: ClassVar[tuple[str, ...]] = ("distance", "cosine", "dot")
+
+    def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:
+        super().__init__()
+        if settings.loss in ("hinge", "authors") and settings.margin == "auto":
+            raise DeepSimplexError(
+                f"a number as margin for loss {settings.loss!r}", "'auto'", "give the margin"
+            )
+        self.settings = settings
+        width = settings.width or max(1, classes - 1)
+        head: str = settings.head
+        if head == "auto":
+            head = choose_head(encoder.features, classes) if settings.width is None else "linear"
+        if head == "none":
+            width = encoder.features
+        self.simplex = Simplex(classes, width, settings.simplex)
+        self.encoder = encoder
+        self.head: nn.Module = build_head(head, encoder.features, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images))
+
+    def stages(self, epochs: int) -> tuple[Stage, ...]:
+        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Eq. 4, 6 or 7 on the knowns plus the background term; eq. 5 is squared + hinge."""
+        features, background = known_and_background(self, batch)
+        s, y, settings = self.simplex, batch.labels, self.settings
+        if settings.loss == "authors":
+            b = features[:0] if background is None else background
+            return losses.authors_loss(s, features, y, b, _number(settings.margin), check=False)
+        if settings.loss == "hinge":
+            known = losses.hinge_loss(s, features, y, _number(settings.margin), check=False)
+        elif settings.loss == "softmax":
+            known = losses.softmax_loss(s, features, y, settings.temperature, check=False)
+        else:
+            known = losses.simplex_loss(s, features, y, check=False)
+        if background is None:
+            return known
+        return known + settings.background_weight * self._background(features, y, background)
+
+    def _background(self, features: Tensor, labels: Tensor, background: Tensor) -> Tensor:
+        if self.settings.background == "centroid":
+            return losses.centroid_pull(self.simplex, background, check=False)
+        reading: losses.Reading = self.settings.background[-1]  # type: ignore[assignment]
+        return losses.pair_hinge(
+            self.simplex,
+            features,
+            labels,
+            background,
+            self.settings.margin,
+            reading=reading,
+            check=False,
+        )
+
+    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
+        """−‖f − v_j‖, f·v_j / ‖f‖ or f·v_j: one decision, three scores."""
+        check_score(self, score)
+        if score == "distance":
+            return -length(squared_distances(self.simplex, outputs))
+        dots = dot_products(self.simplex, outputs)
+        if score == "dot":
+            return dots
+        norms = outputs.norm(dim=1, keepdim=True)
+        return dots / norms.clamp_min(torch.finfo(norms.dtype).tiny)
+
+    def knownness(self, outputs: Tensor, score: str) -> Tensor:
+        return self.class_scores(outputs, score).amax(1)
+
+
+def _number(margin: float | str) -> float:
+    assert not isinstance(margin, str)  # refused in __init__
+    return margin

@@ -1,0 +1,62 @@
+"""The baseline: a linear head and cross-entropy, scored by its logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepsimplex.methods.base import (
+    Batch,
+    Encoder,
+    Method,
+    Stage,
+    Update,
+    check_score,
+)
+
+
+@dataclass(frozen=True)
+class SoftmaxSettings:
+    label_smoothing: float = 0.0
+
+
+class Softmax(Method):
+    """L = −log p_y; scores max logit, max probability, energy logΣe^z and −entropy."""
+
+    scores: ClassVar[tuple[str, ...]] = ("max_logit", "max_probability", "energy", "neg_entropy")
+
+    def __init__(self, encoder: Encoder, classes: int, settings: SoftmaxSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.features, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images))
+
+    def stages(self, epochs: int) -> tuple[Stage, ...]:
+        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy on the knowns; a background batch is not used."""
+        logits = self(batch.images).float()
+        return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
+
+    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
+        """Logits, or log-probabilities (float64: float32 saturates into ties)."""
+        check_score(self, score)
+        if score == "max_probability":
+            return outputs.double().log_softmax(1)
+        return outputs
+
+    def knownness(self, outputs: Tensor, score: str) -> Tensor:
+        scores = self.class_scores(outputs, score)
+        if score == "energy":
+            return outputs.double().logsumexp(1)
+        if score == "neg_entropy":
+            log_p = outputs.double().log_softmax(1)
+            return (log_p.exp() * log_p).sum(1)
+        return scores.amax(1)

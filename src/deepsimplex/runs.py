@@ -1,0 +1,261 @@
+"""A run is a folder: recipe, environment, log, checkpoint, model, results.
+
+    recipe.json         what was asked, with a fingerprint of the data
+    environment.json    versions, device, threads, code commit
+    log.jsonl           a line an epoch, none twice
+    checkpoint.safetensors, model.safetensors, results.json
+
+Files are written beside, fsynced and renamed, so that kill −9 leaves the old one or the new one.
+The same command goes on where it stopped; a lock keeps two processes apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+import deepsimplex
+from deepsimplex.engine import Checkpoint, Place
+from deepsimplex.errors import RunError
+from deepsimplex.recipes import Recipe
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of `content` or what was there before, whatever happens in between."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, record: Any) -> None:
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+def fingerprint(*arrays: Tensor | np.ndarray | None) -> str:
+    """SHA-256 of shapes, types and contents."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is None:
+            digest.update(b"none")
+            continue
+        values = array.numpy(force=True) if isinstance(array, Tensor) else np.asarray(array)
+        digest.update(f"{values.shape}{values.dtype.str}".encode())
+        digest.update(np.ascontiguousarray(values).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def environment(device: torch.device | None = None) -> dict[str, Any]:
+    """What a number depends on beside its recipe."""
+    import sklearn
+
+    record: dict[str, Any] = {
+        "deepsimplex": deepsimplex.__version__,
+        "commit": code_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scikit-learn": sklearn.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+    }
+    if device is not None:
+        record["device"] = str(device)
+        if device.type == "cuda":
+            record["gpu"] = torch.cuda.get_device_name(device)
+    return record
+
+
+def code_commit() -> str | None:
+    """The commit of the checkout this package runs from, "-dirty" if changed; None outside one."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != here.parents[1]:
+            return None  # installed below somebody else's repository
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "src") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+class Run:
+    """A run folder, open and locked for the length of a `with` block; the loop's keeper."""
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, data: dict[str, Any], checkpoint_seconds: float = 60.0
+    ) -> None:
+        self.folder = Path(folder)
+        self.asked = json.loads(json.dumps({"recipe": recipe.to_json(), "data": data}))
+        self.checkpoint_seconds = checkpoint_seconds
+        self.signal: int | None = None
+        self._saved_at = time.monotonic()
+        self._lock: IO[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    @property
+    def model_path(self) -> Path:
+        return self.folder / "model.safetensors"
+
+    @property
+    def results(self) -> dict[str, Any] | None:
+        """What the finished run found; None while it is not finished."""
+        path = self.folder / "results.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def __enter__(self) -> Run:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / "lock").open("wb")
+        except OSError as error:
+            raise RunError(
+                f"to write the run folder {self.folder}",
+                error.strerror or str(error),
+                "choose another --out",
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise RunError(
+                f"{self.folder} to be free",
+                "another process at work in it",
+                "wait for it to end, or choose another --out",
+            ) from None
+        try:
+            self._agree()
+        except BaseException:
+            self._lock.close()
+            raise
+        self._log = (self.folder / "log.jsonl").open("ab")
+        self._saved_at = time.monotonic()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        for file in (self._log, self._lock):
+            if file is not None:
+                file.close()
+        if self.signal is not None and kind is None:
+            signal.raise_signal(self.signal)  # it came after the last step: obey it now
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+    def _agree(self) -> None:
+        """Write recipe.json, or see that the one here asks for the same."""
+        path = self.folder / "recipe.json"
+        if not path.exists():
+            write_json(path, self.asked)
+            return
+        try:
+            here = json.loads(path.read_text())
+        except ValueError:
+            raise RunError(f"a recipe in {path}", "a broken file", "choose another --out") from None
+        if here != self.asked:
+            raise RunError(
+                f"the recipe that {self.folder} was begun with",
+                f"a different {', '.join(_differences(here, self.asked))}",
+                "choose another --out, or delete that folder to begin anew",
+            )
+
+    # The loop's keeper: engine.Keeper
+
+    def load(self) -> Checkpoint | None:
+        """The last checkpoint; the log is cut back to it, so that no line comes twice."""
+        assert self._log is not None
+        path = self.folder / "checkpoint.safetensors"
+        offset, checkpoint = 0, None
+        if path.exists():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    names = file.keys()
+                    tensors = {name: file.get_tensor(name) for name in names}
+                    record = json.loads(file.metadata()["deepsimplex"])
+                checkpoint = Checkpoint(Place(**record["place"]), tensors)
+                offset = record["log"]
+            except (SafetensorError, KeyError, TypeError, ValueError, OSError):
+                raise RunError(
+                    f"a checkpoint in {path}", "a broken file", "delete it to begin the run anew"
+                ) from None
+        self._log.truncate(offset)
+        return checkpoint
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        assert self._log is not None
+        self._log.flush()
+        os.fsync(self._log.fileno())
+        record = {"place": vars(checkpoint.place), "log": self._log.seek(0, os.SEEK_END)}
+        content = to_safetensors(checkpoint.tensors, {"deepsimplex": json.dumps(record)})
+        write_atomically(self.folder / "checkpoint.safetensors", content)
+        self._saved_at = time.monotonic()
+
+    def log(self, record: dict[str, Any]) -> None:
+        assert self._log is not None
+        self._log.write((json.dumps(record) + "\n").encode())
+        self._log.flush()
+
+    def due(self) -> bool:
+        return time.monotonic() - self._saved_at >= self.checkpoint_seconds
+
+    def stopping(self) -> int | None:
+        return self.signal
+
+    def finish(self, results: dict[str, Any], device: torch.device | None = None) -> None:
+        """environment.json, then results.json: its presence means the run is complete."""
+        write_json(self.folder / "environment.json", environment(device))
+        write_json(self.folder / "results.json", results)
+
+
+def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
+    """Dotted names of the fields in which two JSON records differ."""
+    if isinstance(here, dict) and isinstance(asked, dict):
+        found = []
+        for key in sorted({*here, *asked}):
+            inner = f"{name}.{key}" if name else key
+            found += _differences(here.get(key), asked.get(key), inner)
+        return found
+    return [] if here == asked else [name]

@@ -1,0 +1,241 @@
+"""The command line as a person meets it: output, errors, exit codes."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import toys
+from PIL import Image
+
+from deepsimplex import __version__
+from deepsimplex.cli import run
+
+
+def start(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "deepsimplex.cli", *words], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("train", "--help")])
+def test_answers_in_half_a_second_without_torch(words):
+    best = 9.0
+    for _ in range(5):
+        began = time.perf_counter()
+        result = start(*words)
+        best = min(best, time.perf_counter() - began)
+    assert result.returncode == 0
+    assert best <= 0.5
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from deepsimplex.cli import run; run(sys.argv[1:]); "
+            "print('torch' in sys.modules, 'numpy' in sys.modules)",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert loaded.stdout.splitlines()[-1] == "False False"
+
+
+def test_version(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"deepsimplex {__version__}\n"
+
+
+def test_help_documents_the_exit_codes(capsys):
+    run(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "0 done",
+        "1 bad data",
+        "2 bad command line",
+        "130 interrupted",
+        "143 terminated",
+    ):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["trian"], 2, "'train'"),
+        (["train", "digits", "--ephocs", "3", "--out", "x"], 2, "--epochs"),
+        (["train", "digits", "--out", "x", "--epochs", "many"], 2, "'--epochs'"),
+        (["train", "digits", "--out", "x", "--epochs", "-1"], 2, "'--epochs'"),
+        (["train", "digits"], 2, "--out"),
+        (["predict", "m", "i", "--json", "--csv"], 2, "exclude each other"),
+        (["train", "digits", "--out", "OUT", "--method", "dcs"], 1, "did you mean 'dsc'?"),
+        (["train", "digits", "--out", "OUT", "--backbone", "reznet18"], 1, "resnet18"),
+        (["train", "digits", "--out", "OUT", "--keep", "1.5"], 1, "keep"),
+        (["train", "digits", "--out", "OUT", "--guarantee", "sure"], 1, "guarantee"),
+        (["train", "digits", "--out", "OUT", "--known", "1,eleven"], 1, "eleven"),
+        (["train", "digits", "--out", "OUT", "--score", "depth"], 1, "distance, cosine, dot"),
+        (["train", "digits", "--out", "OUT", "--augment", "blur"], 1, "crop+flip"),
+        (["train", "digits", "--out", "OUT", "--device", "tpu9"], 1, "device 'auto'"),
+        (["train", "/nowhere", "--out", "OUT"], 1, "nothing of that name"),
+        (["train", "digits", "--out", "OUT", "--background", "/nowhere"], 1, "background"),
+        (["evaluate", "/nowhere", "digits"], 1, "a model file at /nowhere"),
+        (["predict", "/nowhere", "digits"], 1, "a model file at /nowhere"),
+    ],
+)
+def test_mistakes_get_one_line_and_a_suggestion(words, code, said, capsys, tmp_path):
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in words]
+    assert run(words) == code
+    error = capsys.readouterr().err
+    assert error.startswith("deepsimplex: ")
+    assert error.count("\n") == 1
+    assert said in error
+    assert "Traceback" not in error
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder: three classes and some unknowns, as PNG files."""
+    root = tmp_path_factory.mktemp("images")
+    images, labels = toys.pictures(150, size=12, channels=3)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        path = root / ("ant", "bee", "cow")[label] / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(path)
+    (root / "unknown").mkdir()
+    for i, image in enumerate(toys.unknown_pictures(30, size=12, channels=3)):
+        Image.fromarray(image).save(root / "unknown" / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "animals"
+    result = start("train", str(folder), "--out", str(out), "--epochs", "20", "--keep", "0.9")
+    assert result.returncode == 0, result.stderr
+    assert "3 known classes (ant, bee, cow)" in result.stdout
+    assert "120 to train, 30 held out" in result.stdout
+    assert "Threshold:" in result.stdout
+    return out
+
+
+def test_evaluate_a_folder_with_unknowns(folder, trained, capsys):
+    assert run(["evaluate", str(trained), str(folder), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["known"] == 150
+    assert record["unknown"] == 30
+    assert record["accuracy"] > 0.9
+    assert record["auroc"] > 0.8
+    assert run(["evaluate", str(trained / "model.safetensors"), str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "150 known and 30 unknown images" in text
+    assert "AUROC" in text
+
+
+def test_predict_table_json_csv(folder, trained, capsys):
+    inputs = [str(folder / "ant" / "0.png"), str(folder / "unknown")]
+    assert run(["predict", str(trained), *inputs]) == 0
+    table = capsys.readouterr().out
+    assert "nearest" in table
+    assert "UNKNOWN: nearest" in table
+    assert run(["predict", str(trained), *inputs, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 31
+    for line in lines:
+        rejected = line["distance"] > line["limit"]
+        assert line["label"] == ("unknown" if rejected else line["nearest"])
+        assert f"at {line['distance']:.2f}, limit {line['limit']:.2f}" in line["reason"]
+    assert run(["predict", str(trained), *inputs, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["label"] for row in rows] == [line["label"] for line in lines]
+    assert [row["input"] for row in rows] == [line["input"] for line in lines]
+
+
+def test_predict_refuses_what_does_not_fit(folder, trained, tmp_path, capsys):
+    bad = tmp_path / "bad.png"
+    bad.write_text("no image")
+    assert run(["predict", str(trained), str(bad)]) == 1
+    assert "bad.png" in capsys.readouterr().err
+    assert run(["predict", str(trained), "digits"]) == 1
+    assert "samples of shape (3, 12, 12)" in capsys.readouterr().err
+
+
+def test_vectors_from_npz(tmp_path, capsys):
+    X, y = toys.vectors(120)
+    np.savez(tmp_path / "v.npz", X=X, y=np.array(["a", "b", "c"])[y])
+    out = str(tmp_path / "run")
+    assert (
+        run(["train", str(tmp_path / "v.npz"), "--out", out, "--known", "a,b", "--epochs", "20"])
+        == 0
+    )
+    capsys.readouterr()
+    assert run(["evaluate", out, str(tmp_path / "v.npz"), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["known"], record["unknown"]) == (80, 40)
+    np.savez(tmp_path / "new.npz", X=X[:3])
+    assert run(["predict", out, str(tmp_path / "new.npz"), "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert run(["predict", out, "picture.png"]) == 1
+    assert "feature vectors of 6 numbers" in capsys.readouterr().err
+
+
+def test_no_reject_keeps_everything(tmp_path, capsys):
+    X, y = toys.vectors(60)
+    np.savez(tmp_path / "v.npz", X=X, y=y)
+    out = str(tmp_path / "run")
+    assert (
+        run(["train", str(tmp_path / "v.npz"), "--out", out, "--no-reject", "--epochs", "2"]) == 0
+    )
+    assert "60 to train, 0 held out" in capsys.readouterr().out
+    assert run(["predict", out, str(tmp_path / "v.npz"), "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(line["limit"] is None and line["label"] != "unknown" for line in lines)
+
+
+def test_only_knowns_or_only_unknowns(tmp_path, capsys):
+    X, y = toys.vectors(90)
+    np.savez(tmp_path / "v.npz", X=X, y=y)
+    out = str(tmp_path / "run")
+    assert run(["train", str(tmp_path / "v.npz"), "--out", out, "--epochs", "5"]) == 0
+    capsys.readouterr()
+    assert run(["evaluate", out, str(tmp_path / "v.npz"), "--json"]) == 0
+    assert {"accuracy", "known_kept"} <= set(json.loads(capsys.readouterr().out))
+    np.savez(tmp_path / "u.npz", X=X + 9, y=np.full(90, -1))
+    assert run(["evaluate", out, str(tmp_path / "u.npz"), "--json"]) == 0
+    assert "unknown_rejected" in json.loads(capsys.readouterr().out)
+    assert run(["evaluate", out, str(tmp_path / "u.npz")]) == 0
+    assert "unknowns rejected" in capsys.readouterr().out
+
+
+def test_the_demo_in_small(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert run(["demo", "--out", str(out), "--epochs", "3", "--trials", "2"]) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "Data:",
+        "Device:",
+        "accuracy",
+        "AUROC",
+        "OSCR",
+        "FPR@95",
+        "DSC (eq. 4)",
+        "softmax",
+    ):
+        assert words in text
+    assert "knowns kept" in text
+    assert text.count("→") == 4
+    record = json.loads((out / "results.json").read_text())
+    assert len(record["trials"]["dsc"]) == len(record["trials"]["softmax"]) == 2
+    assert (out / "dsc-0" / "model.safetensors").exists()
+    with np.load(out / "dsc-1" / "scores.npz") as scores:
+        assert (scores["label"] == -1).sum() == record["trials"]["dsc"][1]["counts"]["unknown test"]
+
+
+def test_doctor(capsys):
+    assert run(["doctor", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "all is well" in text
+    assert "torch" in text

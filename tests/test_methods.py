@@ -1,0 +1,250 @@
+"""The contract, for every row of METHODS without exception."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import toys
+
+from deepsimplex import engine, metrics
+from deepsimplex.batches import TrainingSet
+from deepsimplex.errors import DeepSimplexError, Stopped
+from deepsimplex.methods import METHODS, build_method, method_row, settings_for
+from deepsimplex.methods.base import Batch, Normalise
+from deepsimplex.methods.dsc import DSCSettings
+from deepsimplex.model import Model, fit_model
+from deepsimplex.recipes import Recipe
+
+every_row = pytest.mark.parametrize("name", METHODS)
+
+
+def fresh(name, seed=0):
+    torch.manual_seed(seed)
+    return build_method(name, "small", (1, 8, 8), 3)
+
+
+def batch(background=False):
+    images, labels = toys.tensors(*toys.pictures(12))
+    others = toys.tensors(toys.unknown_pictures(5), np.zeros(5))[0] if background else None
+    return Batch(images, labels, others, 0)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Each row trained once."""
+    images, labels = toys.tensors(*toys.pictures(90))
+    return {
+        name: fit_model(
+            images, labels, ["a", "b", "c"], toys.quick(name, 25), device="cpu", keep=0.9
+        )
+        for name in METHODS
+    }
+
+
+@every_row
+@pytest.mark.parametrize("background", [False, True])
+def test_the_first_loss_is_finite_and_reaches_every_parameter(name, background):
+    method = fresh(name).train()
+    for stage in method.stages(3):
+        for update in stage.updates:
+            method.zero_grad()
+            loss = update.loss(batch(background))
+            assert loss.shape == ()
+            assert loss.dtype == torch.float32
+            assert loss.isfinite()
+            loss.backward()
+            for parameter in update.parameters:
+                assert parameter.grad is not None
+                assert parameter.grad.abs().sum() > 0
+    trained_by_some = {p for s in method.stages(3) for u in s.updates for p in u.parameters}
+    assert trained_by_some == set(method.parameters())
+
+
+@every_row
+def test_it_learns_and_knowns_score_above_unknowns(name, trained):
+    images, labels = toys.pictures(60, seed=7)
+    model = trained[name]
+    by_class, _ = model.scores(toys.tensors(images, labels)[0])
+    assert metrics.accuracy(labels, by_class.argmax(1)) > 0.95
+    unknown = toys.tensors(toys.unknown_pictures(), np.zeros(30))[0]
+    for score in model.method.scores:
+        scored = dataclasses.replace(model, score=score)
+        auroc = metrics.auroc(
+            scored.scores(toys.tensors(images, labels)[0])[1], scored.scores(unknown)[1]
+        )
+        assert auroc > 0.8, score
+
+
+@every_row
+def test_scores_are_finite_ordered_and_of_the_right_shape(name, trained):
+    method = trained[name].method
+    outputs = engine.outputs(method, batch().images)
+    decisions = set()
+    for score in method.scores:
+        by_class = method.class_scores(outputs, score)
+        assert by_class.shape == (12, 3)
+        knownness = method.knownness(outputs, score)
+        assert knownness.shape == (12,)
+        assert knownness.isfinite().all()
+        decisions.add(tuple(by_class.argmax(1).tolist()))
+    assert len(decisions) == 1  # the score may differ, the decision may not
+    with pytest.raises(DeepSimplexError, match="a score among"):
+        method.class_scores(outputs, "mahalanobis")
+
+
+@every_row
+def test_same_seed_same_weights(name):
+    images, labels = toys.tensors(*toys.pictures(40))
+    one, two = (
+        fit_model(images, labels, [0, 1, 2], toys.quick(name, 2), device="cpu") for _ in "ab"
+    )
+    for (key, a), b in zip(
+        one.method.state_dict().items(), two.method.state_dict().values(), strict=True
+    ):
+        assert torch.equal(a, b), key
+
+
+@every_row
+def test_dtypes(name):
+    method = fresh(name).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        for stage in method.stages(1):
+            for update in stage.updates:
+                loss = update.loss(batch(background=True))
+                assert loss.dtype == torch.float32
+                loss.backward()
+    method = fresh(name).eval()
+    single = method(batch().images)
+    double = method.double()(batch().images)
+    assert double.dtype == torch.float64
+    assert torch.allclose(single.double(), double, atol=1e-3)
+    for score in method.scores:
+        assert method.knownness(double, score).dtype == torch.float64
+
+
+@every_row
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_on_a_gpu(name):
+    images, labels = toys.pictures(90)
+    model = fit_model(
+        *toys.tensors(images, labels), list("abc"), toys.quick(name, 25), device="cuda"
+    )
+    by_class, _ = model.scores(toys.tensors(images, labels)[0])
+    assert metrics.accuracy(labels, by_class.argmax(1)) > 0.95
+
+
+@every_row
+def test_the_model_file_gives_identical_scores(name, trained, tmp_path):
+    model, images = trained[name], batch().images
+    model.save(tmp_path / "m.safetensors")
+    again = Model.load(tmp_path / "m.safetensors", "cpu")
+    for a, b in zip(model.scores(images), again.scores(images), strict=True):
+        assert np.array_equal(a, b)
+    assert again.recipe == model.recipe
+    assert again.threshold == model.threshold
+    assert again.decide(images) == model.decide(images)
+
+
+class StopAt:
+    """A keeper in memory that stops once after so many steps."""
+
+    def __init__(self, steps):
+        self.steps, self.checkpoint = steps, None
+
+    def load(self):
+        return self.checkpoint
+
+    def save(self, checkpoint):
+        self.checkpoint = checkpoint
+
+    def log(self, record):
+        pass
+
+    def due(self):
+        return False
+
+    def stopping(self):
+        self.steps -= 1
+        return 15 if self.steps == 0 else None
+
+
+@every_row
+def test_resume_in_the_middle_of_every_stage(name):
+    images, labels = toys.tensors(*toys.pictures(60))
+    others = toys.tensors(toys.unknown_pictures(30), np.zeros(30))[0]
+    data = TrainingSet(images, labels, others)
+    recipe = toys.quick(name, 3, background_batch=10, augment="crop")
+    whole = fresh(name)
+    engine.train(whole, data, recipe, device="cpu")
+    steps = 3
+    for number, stage in enumerate(fresh(name).stages(recipe.epochs)):
+        before = sum(s.epochs for s in fresh(name).stages(recipe.epochs)[:number])
+        keeper = StopAt(steps * before + steps * stage.epochs // 2 + 1)
+        with pytest.raises(Stopped):
+            engine.train(fresh(name), data, recipe, device="cpu", keeper=keeper)
+        again = fresh(name, seed=9)
+        engine.train(again, data, recipe, device="cpu", keeper=keeper)
+        for key, tensor in whole.state_dict().items():
+            assert torch.equal(again.state_dict()[key], tensor), key
+
+
+@every_row
+def test_bad_input(name):
+    with pytest.raises(DeepSimplexError):
+        build_method(name, "small", (1, 8, 8), 1)
+    with pytest.raises(DeepSimplexError, match="settings of"):
+        settings_for(name, {"temprature": 2.0})
+
+
+def test_method_names_are_suggested():
+    with pytest.raises(DeepSimplexError, match="did you mean 'softmax'"):
+        method_row("sofmax")
+    with pytest.raises(DeepSimplexError, match="a method among"):
+        Recipe(method="resnet")
+
+
+@pytest.mark.parametrize("background", ["centroid", "hinge-A", "hinge-B", "hinge-C"])
+def test_each_background_term_moves_the_background(background):
+    images, labels = toys.tensors(*toys.pictures(90))
+    others = toys.tensors(toys.unknown_pictures(60, seed=3), np.zeros(60))[0]
+    unseen = toys.tensors(toys.unknown_pictures(60, seed=4), np.zeros(60))[0]
+    settings = {"background": background, "margin": 0.5 if background == "hinge-A" else "auto"}
+    recipe = toys.quick("dsc", 20, settings=settings, background_batch=30)
+    model = fit_model(images, labels, list("abc"), recipe, background=others, device="cpu")
+    plain = fit_model(images, labels, list("abc"), toys.quick("dsc", 20), device="cpu")
+    assert model.scores(unseen)[1].mean() < plain.scores(unseen)[1].mean() - 0.05
+    if background == "centroid":
+        features = engine.outputs(model.method, unseen)
+        assert features.norm(dim=1).mean() < 0.35
+
+
+def test_heads_and_simplices_of_dsc():
+    def build(classes, **settings):
+        return build_method("dsc", "mlp", (6,), classes, DSCSettings(**settings))
+
+    assert build(5).simplex.dim == 4
+    assert type(build(5).head).__name__ == "LinearHead"
+    assert type(build(500).head).__name__ == "DAM"
+    assert build(5, simplex="truncated", width=9).simplex.free == 5
+    assert build(20, simplex="doubled", width=9, head="linear").simplex.classes == 20
+    none = build(5, head="none", simplex="truncated")
+    assert none.simplex.dim == none.encoder.features
+    with pytest.raises(DeepSimplexError, match="a number as margin"):
+        build(5, loss="hinge", margin="auto")
+
+
+def test_normalisation_comes_from_the_training_images():
+    images = torch.randint(0, 255, (50, 3, 4, 5), dtype=torch.uint8)
+    images[:, 2] = 7
+    layer = Normalise((3, 4, 5))
+    layer.fit(images)
+    out = layer(images)
+    assert out.dtype == torch.float32
+    assert torch.allclose(out[:, :2].mean((0, 2, 3)), torch.zeros(2), atol=1e-5)
+    assert torch.allclose(out[:, :2].std((0, 2, 3), correction=0), torch.ones(2), atol=1e-4)
+    assert torch.equal(out[:, 2], torch.zeros(50, 4, 5))
+    columns = Normalise((4,))
+    columns.fit(torch.randn(30, 4) * 3 + 5)
+    assert columns.mean.shape == (4,)
