@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["SCIPY_ARRAY_API"] = "1"  # scikit-learn skips one of its checks without it
 
 import torch
 

@@ -19,11 +19,9 @@ from deepsimplex.recipes import Recipe, learning_rate
 class Everything(Method):
     """Two stages and optimisers, running centres, a counter, P×K batches, dropout, a last pass."""
 
-    scores = ("dot",)
-
     def __init__(self, poison: int | None = None) -> None:
         super().__init__()
-        self.poison = poison
+        self.poison, self.scores = poison, ("dot",)
         self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3))
         self.head = nn.Linear(8, 3)
         self.critic = nn.Linear(8, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.heads import DAM, DAM_MAX_WEIGHTS, LinearHead, NoHead, build_head, choose_head
+from deepsimplex.heads import DAM, DAM_WEIGHTS, LinearHead, NoHead, build_head, choose_head
 
 
 def centred_rank(outputs: torch.Tensor) -> int:
@@ -113,7 +113,7 @@ def test_choice_beyond_the_limit_gives_remedies_that_work() -> None:
         choose_head(512, 20_002)
     assert "doubled" not in caught.value.remedy
     hidden = int(caught.value.remedy.split("hidden=")[1].split(")")[0])
-    assert hidden * (512 + 20_001) <= DAM_MAX_WEIGHTS
+    assert hidden * (512 + 20_001) <= DAM_WEIGHTS
     with pytest.raises(DeepSimplexError, match="doubled"):
         choose_head(10_000, 20_002)
     with pytest.raises(DeepSimplexError) as over:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import toys
 
-from deepsimplex import engine, metrics
+from deepsimplex import engine, losses, metrics
 from deepsimplex.batches import TrainingSet
 from deepsimplex.errors import DeepSimplexError, Stopped
 from deepsimplex.methods import METHODS, build_method, method_row, settings_for
@@ -30,15 +30,31 @@ def batch(background=False):
     return Batch(images, labels, others, 0)
 
 
+# The authors' terms are divided by 2d: they want a rate that much larger.
+RATES = {"dsc-authors": 1.0}
+
+
+def recipe(name, epochs, **changes):
+    rate = RATES.get(name, 0.03)
+    return dataclasses.replace(toys.quick(name, epochs, **changes), learning_rate=rate)
+
+
 @pytest.fixture(scope="module")
 def trained():
-    """Each row trained once."""
+    """Each row trained once; rows that can use background have some."""
     images, labels = toys.tensors(*toys.pictures(90))
+    others = toys.tensors(toys.unknown_pictures(60, seed=5), np.zeros(60))[0]
     return {
         name: fit_model(
-            images, labels, ["a", "b", "c"], toys.quick(name, 25), device="cpu", keep=0.9
+            images,
+            labels,
+            ["a", "b", "c"],
+            recipe(name, 25, background_batch=20),
+            background=others if row.uses_background else None,
+            device="cpu",
+            keep=0.9,
         )
-        for name in METHODS
+        for name, row in METHODS.items()
     }
 
 
@@ -65,15 +81,11 @@ def test_the_first_loss_is_finite_and_reaches_every_parameter(name, background):
 def test_it_learns_and_knowns_score_above_unknowns(name, trained):
     images, labels = toys.pictures(60, seed=7)
     model = trained[name]
-    by_class, _ = model.scores(toys.tensors(images, labels)[0])
+    by_class, known = model.scores(toys.tensors(images, labels)[0])
     assert metrics.accuracy(labels, by_class.argmax(1)) > 0.95
     unknown = toys.tensors(toys.unknown_pictures(), np.zeros(30))[0]
-    for score in model.method.scores:
-        scored = dataclasses.replace(model, score=score)
-        auroc = metrics.auroc(
-            scored.scores(toys.tensors(images, labels)[0])[1], scored.scores(unknown)[1]
-        )
-        assert auroc > 0.8, score
+    assert model.score == model.method.scores[0]
+    assert metrics.auroc(known, model.scores(unknown)[1]) > 0.8
 
 
 @every_row
@@ -96,9 +108,7 @@ def test_scores_are_finite_ordered_and_of_the_right_shape(name, trained):
 @every_row
 def test_same_seed_same_weights(name):
     images, labels = toys.tensors(*toys.pictures(40))
-    one, two = (
-        fit_model(images, labels, [0, 1, 2], toys.quick(name, 2), device="cpu") for _ in "ab"
-    )
+    one, two = (fit_model(images, labels, [0, 1, 2], recipe(name, 2), device="cpu") for _ in "ab")
     for (key, a), b in zip(
         one.method.state_dict().items(), two.method.state_dict().values(), strict=True
     ):
@@ -128,9 +138,7 @@ def test_dtypes(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu(name):
     images, labels = toys.pictures(90)
-    model = fit_model(
-        *toys.tensors(images, labels), list("abc"), toys.quick(name, 25), device="cuda"
-    )
+    model = fit_model(*toys.tensors(images, labels), list("abc"), recipe(name, 25), device="cuda")
     by_class, _ = model.scores(toys.tensors(images, labels)[0])
     assert metrics.accuracy(labels, by_class.argmax(1)) > 0.95
 
@@ -175,17 +183,17 @@ def test_resume_in_the_middle_of_every_stage(name):
     images, labels = toys.tensors(*toys.pictures(60))
     others = toys.tensors(toys.unknown_pictures(30), np.zeros(30))[0]
     data = TrainingSet(images, labels, others)
-    recipe = toys.quick(name, 3, background_batch=10, augment="crop")
+    plan = recipe(name, 3, background_batch=10, augment="crop")
     whole = fresh(name)
-    engine.train(whole, data, recipe, device="cpu")
+    engine.train(whole, data, plan, device="cpu")
     steps = 3
-    for number, stage in enumerate(fresh(name).stages(recipe.epochs)):
-        before = sum(s.epochs for s in fresh(name).stages(recipe.epochs)[:number])
+    for number, stage in enumerate(fresh(name).stages(plan.epochs)):
+        before = sum(s.epochs for s in fresh(name).stages(plan.epochs)[:number])
         keeper = StopAt(steps * before + steps * stage.epochs // 2 + 1)
         with pytest.raises(Stopped):
-            engine.train(fresh(name), data, recipe, device="cpu", keeper=keeper)
+            engine.train(fresh(name), data, plan, device="cpu", keeper=keeper)
         again = fresh(name, seed=9)
-        engine.train(again, data, recipe, device="cpu", keeper=keeper)
+        engine.train(again, data, plan, device="cpu", keeper=keeper)
         for key, tensor in whole.state_dict().items():
             assert torch.equal(again.state_dict()[key], tensor), key
 
@@ -205,19 +213,29 @@ def test_method_names_are_suggested():
         Recipe(method="resnet")
 
 
-@pytest.mark.parametrize("background", ["centroid", "hinge-A", "hinge-B", "hinge-C"])
-def test_each_background_term_moves_the_background(background):
+@pytest.mark.parametrize("term", ["centroid", "hinge-A", "hinge-B", "hinge-C"])
+def test_each_background_term_falls_on_background_it_has_not_seen(term):
     images, labels = toys.tensors(*toys.pictures(90))
-    others = toys.tensors(toys.unknown_pictures(60, seed=3), np.zeros(60))[0]
-    unseen = toys.tensors(toys.unknown_pictures(60, seed=4), np.zeros(60))[0]
-    settings = {"background": background, "margin": 0.5 if background == "hinge-A" else "auto"}
+    others, unseen = (
+        toys.tensors(toys.unknown_pictures(60, seed=seed), np.zeros(60))[0] for seed in (3, 4)
+    )
+    settings = {"background": term, "margin": 1.0}
     recipe = toys.quick("dsc", 20, settings=settings, background_batch=30)
-    model = fit_model(images, labels, list("abc"), recipe, background=others, device="cpu")
-    plain = fit_model(images, labels, list("abc"), toys.quick("dsc", 20), device="cpu")
-    assert model.scores(unseen)[1].mean() < plain.scores(unseen)[1].mean() - 0.05
-    if background == "centroid":
-        features = engine.outputs(model.method, unseen)
-        assert features.norm(dim=1).mean() < 0.35
+    with_background, without = (
+        fit_model(images, labels, list("abc"), recipe, background=b, device="cpu").method
+        for b in (others, None)
+    )
+
+    def value(method):
+        features, background = engine.outputs(method, images), engine.outputs(method, unseen)
+        if term == "centroid":
+            return float(losses.centroid_pull(method.simplex, background))
+        reading = term[-1]
+        return float(
+            losses.pair_hinge(method.simplex, features, labels, background, 1.0, reading=reading)
+        )
+
+    assert value(with_background) < 0.7 * value(without)
 
 
 def test_heads_and_simplices_of_dsc():

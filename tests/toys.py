@@ -41,7 +41,7 @@ def quick(method="dsc", epochs=15, **changes):
         backbone="small",
         epochs=epochs,
         batch_size=20,
-        learning_rate=0.05,
+        learning_rate=0.03,
         **changes,
     )
 

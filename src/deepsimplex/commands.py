@@ -36,7 +36,7 @@ from deepsimplex.runs import Run, environment, fingerprint, write_json
 from deepsimplex.terminal import console, percent, spread, table, training
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
-HEADINGS = ("accuracy", "AUROC", "OSCR", "FPR@95", "knowns kept", "unknowns rejected")
+HEADINGS = ("accuracy", "AUROC", "OSCR", "FPR@95", "kept", "rejected")
 KEEP = 0.95
 
 
@@ -52,9 +52,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
         f"train, {counts['calibration']} to calibrate, {counts['known test']} known and "
         f"{counts['unknown test']} unknown to test."
     )
-    console.print(
-        f"Device: {where}, {torch.get_num_threads()} threads. Unknowns are never trained on."
-    )
+    console.print(f"Device: {where}, {torch.get_num_threads()} threads. No unknown is trained on.")
     results: dict[str, list[dict[str, Any]]] = {"dsc": [], "softmax": []}
     with training("Training", trainings=2 * len(cases)) as begin:
         for number, trial in enumerate(cases):
@@ -69,11 +67,14 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
                 )
                 records.append(record)
     tables = {method: compare.summary(records, MEASURES) for method, records in results.items()}
-    titles = {"dsc": "DSC (eq. 4), −distance", "softmax": "softmax, max logit"}
     table(
         f"Mean ± sd over {len(cases)} splits, in %",
         ("", *HEADINGS),
-        [[titles[m], *(spread(t[name]) for name in MEASURES)] for m, t in tables.items()],
+        [[method, *(spread(t[name]) for name in MEASURES)] for method, t in tables.items()],
+    )
+    console.print(
+        "dsc: eq. 4, scored by distance. softmax: scored by max logit. kept: knowns above the "
+        "calibrated threshold; rejected: unknowns below it."
     )
     best = Model.load(out / "dsc-0" / "model.safetensors", device)
     assert best.threshold is not None

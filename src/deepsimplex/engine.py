@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepsimplex.batches import TrainingSet, draw, epoch_order, mix, passes, resident
 from deepsimplex.data.augment import check_augment
@@ -98,6 +98,8 @@ def train(
                         with _precision(recipe, where):
                             loss = update.loss(batch)
                         loss.backward()
+                        if recipe.clip is not None:
+                            nn.utils.clip_grad_norm_(update.parameters, recipe.clip)
                         optimiser.step()
                         meter.observe(update.name, loss.detach(), at)
                     if stage.after_step is not None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.simplex import DAM_WEIGHTS
 
 HEADS = ("linear", "dam", "none")
-
-DAM_MAX_WEIGHTS = 400_000_000
-"""The (C−1)² weights of a DAM's second layer that `choose_head` accepts: 1.6 GB in float32."""
 
 
 class LinearHead(nn.Module):
@@ -100,17 +98,17 @@ def choose_head(in_features: int, classes: int) -> str:
         raise DeepSimplexError("2 or more classes", str(classes), "add a second class")
     if in_features >= classes - 1:
         return "linear"
-    if (classes - 1) ** 2 <= DAM_MAX_WEIGHTS:
+    if (classes - 1) ** 2 <= DAM_WEIGHTS:
         return "dam"
     doubled = (
         "the simplex kind 'doubled', "
         if in_features >= 2 and classes <= 2 * in_features + 2
         else ""
     )
-    hidden = max(1, DAM_MAX_WEIGHTS // (in_features + classes - 1))
+    hidden = max(1, DAM_WEIGHTS // (in_features + classes - 1))
     raise DeepSimplexError(
         f"{classes - 1} or more features for {classes} classes, or a DAM of at most "
-        f"{DAM_MAX_WEIGHTS:.0e} weights",
+        f"{DAM_WEIGHTS:.0e} weights",
         f"{in_features} features and a DAM of {(classes - 1) ** 2:.1e} weights",
         f"use {doubled}a backbone with {classes - 1} features, or a bottleneck "
         f"DAM({in_features}, {classes - 1}, hidden={hidden}) or narrower",

@@ -27,6 +27,7 @@ class Recipe:
     momentum: float = 0.9  # β₁ for AdamW
     nesterov: bool = True
     weight_decay: float = 5e-4
+    clip: float | None = 1.0  # largest norm of a step's gradient: eq. 4 is stable at any rate so
     warmup: float = 0.05  # share of all steps with a linearly rising rate; cosine to 0 after
     augment: str = "none"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -55,6 +56,8 @@ class Recipe:
                 raise DeepSimplexError(
                     f"{name} from {low:g} to below {high:g}", repr(value), "change the recipe"
                 )
+        if self.clip is not None and not 0 < self.clip < math.inf:
+            raise DeepSimplexError("clip above 0, or None", repr(self.clip), "change the recipe")
         for name, choices in (
             ("optimiser", ("sgd", "adamw")),
             ("precision", ("auto", "float32", "bfloat16")),
@@ -95,13 +98,15 @@ def digits_recipe(method: str, seed: int = 0) -> Recipe:
     `deepsimplex demo`; a few seconds a training on two cores; the numbers it reaches are in
     results/demo-digits.json.
     """
-    return Recipe(method=method, backbone="small", epochs=40, batch_size=64, seed=seed)
+    return Recipe(
+        method=method, backbone="small", epochs=30, batch_size=64, learning_rate=0.03, seed=seed
+    )
 
 
 def default_recipe(method: str, shape: tuple[int, ...], seed: int = 0) -> Recipe:
     """What `train` and OpenSetClassifier use for input of this shape when nothing is said."""
     if len(shape) == 1:
-        return Recipe(method=method, backbone="mlp", batch_size=64, learning_rate=0.05, seed=seed)
+        return Recipe(method=method, backbone="mlp", batch_size=64, learning_rate=0.03, seed=seed)
     if max(shape[1:]) <= 28:
         return digits_recipe(method, seed)
     return Recipe(method=method, augment="crop", weight_decay=1e-4, seed=seed)
@@ -116,6 +121,7 @@ def paper_open_set() -> Recipe:
         settings=DSCSettings(background="hinge-A", margin=1 / (2 * 64)),
         backbone="osrci",
         weight_decay=1e-4,
+        clip=None,
         warmup=0.0,
         nesterov=False,
         augment="crop+flip",
@@ -128,6 +134,7 @@ def paper_closed_set() -> Recipe:
         backbone="resnet18-cifar",
         epochs=400,
         learning_rate=0.05,
+        clip=None,
         warmup=0.0,
         nesterov=False,
         augment="crop+flip",

@@ -24,13 +24,16 @@ def spread(cell: dict[str, Any]) -> str:
 
 
 def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """First column left, the others right."""
-    grid = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    """First column left, the others right; folded to a terminal's width, never cut elsewhere."""
+    if title:
+        console.print(title, style="bold")
+    grid = Table(box=None, pad_edge=False, padding=(0, 1))
     for index, name in enumerate(columns):
-        grid.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    Console(highlight=False, width=max(console.width, 100)).print(grid)
+    target = console if console.is_terminal else Console(highlight=False, width=10_000)
+    target.print(grid)
 
 
 @contextlib.contextmanager

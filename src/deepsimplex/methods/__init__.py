@@ -67,6 +67,8 @@ def build_method(
 ) -> Method:
     """A fresh method; shape is (c, h, w) of an image or (p,) of a feature vector."""
     row = method_row(name)
+    if classes < 2:
+        raise DeepSimplexError("at least 2 classes", f"{classes}", "add a second class")
     net = build_backbone(backbone, shape)
     encoder = Encoder(net, net.features, shape)
     return row.build(encoder, classes, row.settings if settings is None else settings)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class Encoder(nn.Module):
 class Method(nn.Module, ABC):
     """A classifier with named knownness scores; higher = more known."""
 
-    scores: ClassVar[tuple[str, ...]]  # the first is the default
+    scores: tuple[str, ...]  # the first is the default
     encoder: Encoder
 
     @abstractmethod
@@ -156,7 +156,7 @@ def known_and_background(
     return outputs[: len(batch.images)], outputs[len(batch.images) :]
 
 
-def check_score(method: type[Method] | Method, score: str) -> None:
+def check_score(method: Method, score: str) -> None:
     if score not in method.scores:
         raise DeepSimplexError(
             f"a score among {', '.join(method.scores)}", repr(score), "choose one of them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +38,11 @@ class DSCSettings:
 
 
 class DSC(Method):
-    """Features at unit radius; scores −distance, cosine and dot product to the nearest vertex."""
+    """Features at unit radius; scores −distance, cosine and dot product to the nearest vertex.
 
-    scores: ClassVar[tuple[str, ...]] = ("distance", "cosine", "dot")
+    Eq. 7 leaves the features' length free, and the length tells how familiar an image is: its
+    default score is the dot product. The other losses pin the length and take the distance.
+    """
 
     def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:
         super().__init__()
@@ -49,6 +51,9 @@ class DSC(Method):
                 f"a number as margin for loss {settings.loss!r}", "'auto'", "give the margin"
             )
         self.settings = settings
+        self.scores = ("distance", "cosine", "dot")
+        if settings.loss == "softmax":
+            self.scores = ("dot", "cosine", "distance")
         width = settings.width or max(1, classes - 1)
         head: str = settings.head
         if head == "auto":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,11 +25,10 @@ class SoftmaxSettings:
 class Softmax(Method):
     """L = −log p_y; scores max logit, max probability, energy logΣe^z and −entropy."""
 
-    scores: ClassVar[tuple[str, ...]] = ("max_logit", "max_probability", "energy", "neg_entropy")
-
     def __init__(self, encoder: Encoder, classes: int, settings: SoftmaxSettings) -> None:
         super().__init__()
         self.settings = settings
+        self.scores = ("max_logit", "max_probability", "energy", "neg_entropy")
         self.encoder = encoder
         self.head = nn.Linear(encoder.features, classes)
 
