@@ -11,9 +11,6 @@ N(0, 1). Expected: 5 or more at 10 million scores.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -21,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 from sklearn.metrics import roc_auc_score
 
-from deepsimplex import __version__
 from deepsimplex.metrics import auroc
+from deepsimplex.runs import environment, write_json
 
 SEED = 0
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -68,13 +64,6 @@ def quartiles(values: list[float]) -> dict[str, float]:
     return {"median": middle, "q1": low, "q3": high}
 
 
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="also write the record here")
@@ -96,19 +85,13 @@ def main() -> None:
             )
     if args.json:
         record = {
-            "command": f"python benchmarks/auroc.py --repeats {args.repeats}",
+            "command": f"python benchmarks/auroc.py --repeats {args.repeats} --json {args.json}",
             "what": "wall time of sklearn.metrics.roc_auc_score / deepsimplex.metrics.auroc",
             "seed": SEED,
-            "hardware": {"cpu": cpu_model(), "cpu_count": os.cpu_count()},
-            "versions": {
-                "deepsimplex": __version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "scikit-learn": sklearn.__version__,
-            },
+            "environment": environment(),
             "rows": rows,
         }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+        write_json(args.json, record)
 
 
 if __name__ == "__main__":

@@ -315,3 +315,34 @@ def test_deterministic_resume_on_a_gpu():
     again = fresh()
     train(again, data(), recipe, device="cuda", keeper=keeper)
     assert same(again, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_no_step_waits_for_the_gpu(monkeypatch):
+    """From drawing a batch to the end of its step, CUDA refuses every synchronising call."""
+    original = engine.draw
+
+    def strict(*arguments):
+        torch.cuda.set_sync_debug_mode("error")
+        return original(*arguments)
+
+    class Relaxing(Memory):
+        steps = 0
+
+        def stopping(self):
+            torch.cuda.set_sync_debug_mode("default")
+            self.steps += 1
+
+    class Plain(Everything):
+        def fit_loss(self, batch):  # as above, without the boolean masks, which do wait
+            return nn.functional.cross_entropy(self.head(self(batch.images)), batch.labels)
+
+    monkeypatch.setattr(engine, "draw", strict)
+    keeper = Relaxing()
+    torch.manual_seed(1)
+    try:
+        train(Plain(), data(), RECIPE, device="cuda", keeper=keeper)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert keeper.steps == 4 * 3 + 2 * 3

@@ -47,7 +47,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
     cases = [digits_trial(number) for number in range(trials)]
     counts = cases[0].counts()
     console.print(
-        f"Data: scikit-learn's digits (8×8), {len(cases)} splits of {counts['known classes']} "
+        f"Data: scikit-learn's digits (8×8), {len(cases)} ARPL splits of {counts['known classes']} "
         f"known and {counts['unknown classes']} unknown classes; the first: {counts['train']} to "
         f"train, {counts['calibration']} to calibrate, {counts['known test']} known and "
         f"{counts['unknown test']} unknown to test."

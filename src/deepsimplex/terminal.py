@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-console = Console(highlight=False, soft_wrap=True)
+# Lines are folded between words on a terminal, and left whole for pipes and files.
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 Report = Callable[[dict[str, Any]], None]
 
