@@ -63,7 +63,7 @@ class Everything(Method):
             for c in range(3):
                 own = features[batch.labels == c]
                 if len(own):
-                    self.centres[c].lerp_(own.mean(0), 0.5)
+                    self.centres[c].lerp_(own.float().mean(0), 0.5)
         self.seen.append((batch.step, batch.labels.tolist(), batch.background is not None))
         loss = nn.functional.cross_entropy(self.head(features), batch.labels)
         if batch.background is not None:
@@ -87,11 +87,11 @@ class Everything(Method):
     def average(self, passes):
         for _ in range(2):
             self.passes += 1
-            total, number = torch.zeros(3, 8), torch.zeros(3, 1)
+            total, number = torch.zeros_like(self.means), self.means.new_zeros(3, 1)
             for batch in passes():
                 features = self(batch.images)
-                total.index_add_(0, batch.labels, features)
-                number.index_add_(0, batch.labels, torch.ones(len(features), 1))
+                total.index_add_(0, batch.labels, features.float())
+                number.index_add_(0, batch.labels, features.new_ones(len(features), 1))
             self.means.copy_(total / number)
 
     def class_scores(self, outputs, score):
@@ -319,6 +319,7 @@ def test_deterministic_resume_on_a_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_no_step_waits_for_the_gpu(monkeypatch):
     """From drawing a batch to the end of its step, CUDA refuses every synchronising call."""
     original = engine.draw
