@@ -230,8 +230,11 @@ def test_the_demo_in_small(tmp_path, capsys):
     record = json.loads((out / "results.json").read_text())
     assert len(record["trials"]["dsc"]) == len(record["trials"]["softmax"]) == 2
     assert (out / "dsc-0" / "model.safetensors").exists()
-    with np.load(out / "dsc-1" / "scores.npz") as scores:
-        assert (scores["label"] == -1).sum() == record["trials"]["dsc"][1]["counts"]["unknown test"]
+    with np.load(out / "scores.npz") as scores:
+        assert len(scores.files) == 4 * 3
+        assert (scores["dsc-1.label"] == -1).sum() == record["trials"]["dsc"][1]["counts"][
+            "unknown test"
+        ]
 
 
 def test_doctor(capsys):

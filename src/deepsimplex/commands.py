@@ -95,6 +95,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
         "trials": results,
     }
     write_json(out / "results.json", record)
+    compare.gather_scores(out / "scores.npz", sorted(out.glob("*/scores.npz")))
     console.print(
         f"\nModel: {out / 'dsc-0' / 'model.safetensors'}\nNumbers: {out / 'results.json'}\n"
         f"Took {record['seconds']:.0f} s. Next: deepsimplex predict {out / 'dsc-0'} digits"

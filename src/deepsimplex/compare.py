@@ -116,6 +116,15 @@ def write_scores(path: Path, evaluation: Evaluation) -> None:
     )
 
 
+def gather_scores(path: Path, parts: list[Path]) -> None:
+    """Several runs' scores in one file, each array's name led by its run's."""
+    arrays = {}
+    for part in parts:
+        with np.load(part) as file:
+            arrays |= {f"{part.parent.name}.{name}": file[name] for name in file.files}
+    np.savez_compressed(path, **arrays)
+
+
 def summary(results: list[dict[str, Any]], measures: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Mean and sample sd of each measure over trials."""
     table = {}
