@@ -401,3 +401,25 @@ def test_timm_present(monkeypatch: pytest.MonkeyPatch) -> None:
         build_backbone("timm:standin", (1, 20, 20))
     with pytest.raises(DeepSimplexError, match="images of 9×9"):
         build_backbone("timm:stand_in", (1, 9, 9))
+
+
+@pytest.mark.parametrize("depth", [18, 50, 101])
+def test_torchvisions_own_weights_give_torchvisions_own_features(depth):
+    models = pytest.importorskip("torchvision.models", reason="torchvision is not installed")
+    theirs = getattr(models, f"resnet{depth}")(weights=None).eval()
+    ours = ResNet(depth, stem="imagenet").eval()
+    load_torchvision_weights(ours, theirs.state_dict())
+    theirs.fc = torch.nn.Identity()
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_100"])
+def test_real_timm_models(name):
+    pytest.importorskip("timm", reason="timm is not installed")
+    shape = (3, 224, 224) if "224" in name else (3, 64, 64)
+    net = build_backbone(f"timm:{name}", shape)
+    assert net(torch.randn(2, *shape)).shape == (2, net.features)
+    with torch.device("meta"):
+        assert build_backbone(f"timm:{name}", shape).features == net.features
