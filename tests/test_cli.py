@@ -231,7 +231,7 @@ def test_the_demo_in_small(tmp_path, capsys):
     assert len(record["trials"]["dsc"]) == len(record["trials"]["softmax"]) == 2
     assert (out / "dsc-0" / "model.safetensors").exists()
     with np.load(out / "scores.npz") as scores:
-        assert len(scores.files) == 4 * 3
+        assert len(scores.files) == 2 * (2 + 3) + 2 * (2 + 4)
         assert (scores["dsc-1.label"] == -1).sum() == record["trials"]["dsc"][1]["counts"][
             "unknown test"
         ]

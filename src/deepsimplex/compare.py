@@ -16,45 +16,54 @@ from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.model import Model, fit_model
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, fingerprint
+from deepsimplex.runs import Run, fingerprint, write_arrays
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Scores of a trial's test images: knowns with labels and predictions, then unknowns."""
+    """Predictions and every named score of a trial's test images, knowns apart from unknowns."""
 
-    known_scores: np.ndarray
-    known_labels: np.ndarray
+    labels: np.ndarray
     known_predicted: np.ndarray
-    unknown_scores: np.ndarray
+    known_scores: dict[str, np.ndarray]
     unknown_predicted: np.ndarray
+    unknown_scores: dict[str, np.ndarray]
 
-    def report(self, model: Model) -> dict[str, float]:
-        """Threshold-free measures, and what the calibrated threshold does."""
-        record = metrics.open_set_report(
-            self.known_scores, self.known_labels, self.known_predicted, self.unknown_scores
-        )
-        kept = self.known_scores >= model.limits(self.known_predicted)
-        passed = self.unknown_scores >= model.limits(self.unknown_predicted)
-        record["known_kept"] = float(kept.mean())
-        record["unknown_rejected"] = float(1 - passed.mean())
-        labels = np.concatenate([self.known_labels, np.full(len(passed), -1)])
+    def report(self, model: Model) -> dict[str, Any]:
+        """Threshold-free measures by the model's score, and what its threshold does."""
+        known, unknown = self.known_scores[model.score], self.unknown_scores[model.score]
+        kept = known >= model.limits(self.known_predicted)
+        passed = unknown >= model.limits(self.unknown_predicted)
         decided = np.concatenate(
-            [
-                np.where(kept, self.known_predicted, -1),
-                np.where(passed, self.unknown_predicted, -1),
-            ]
+            [np.where(kept, self.known_predicted, -1), np.where(passed, self.unknown_predicted, -1)]
         )
-        record["macro_f1"] = metrics.macro_f1(labels, decided, unknown=-1)
-        return record
+        return {
+            **metrics.open_set_report(known, self.labels, self.known_predicted, unknown),
+            "known_kept": float(kept.mean()),
+            "unknown_rejected": float(1 - passed.mean()),
+            "macro_f1": metrics.macro_f1(self.arrays()["label"], decided, unknown=-1),
+            "auroc_by_score": {
+                name: metrics.auroc(scores, self.unknown_scores[name])
+                for name, scores in self.known_scores.items()
+            },
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Each test image's true label (−1 for an unknown), predicted label and scores."""
+        missing = np.full(len(self.unknown_predicted), -1)
+        predicted = np.concatenate([self.known_predicted, self.unknown_predicted])
+        scores = {
+            name: np.concatenate([known, self.unknown_scores[name]])
+            for name, known in self.known_scores.items()
+        }
+        label = np.concatenate([self.labels, missing])
+        return {"label": label.astype(np.int32), "predicted": predicted.astype(np.int32), **scores}
 
 
 def evaluate(model: Model, known: tuple[np.ndarray, np.ndarray], unknown: np.ndarray) -> Evaluation:
     """Score known test images (with labels 0…C−1) and unknown ones."""
-    by_class, scores = model.scores(to_tensor(known[0]))
-    unknown_by_class, unknown_scores = model.scores(to_tensor(unknown))
     return Evaluation(
-        scores, known[1], by_class.argmax(1), unknown_scores, unknown_by_class.argmax(1)
+        known[1], *model.all_scores(to_tensor(known[0])), *model.all_scores(to_tensor(unknown))
     )
 
 
@@ -90,7 +99,7 @@ def run_trial(
         )
         model.save(run.model_path)
         evaluation = evaluate(model, trial.known_test, trial.unknown_test)
-        write_scores(folder / "scores.npz", evaluation)
+        write_arrays(folder / "scores.npz", evaluation.arrays())
         results = {
             "trial": trial.name,
             "method": recipe.method,
@@ -103,26 +112,13 @@ def run_trial(
         return results
 
 
-def write_scores(path: Path, evaluation: Evaluation) -> None:
-    """Each test image's true label, predicted label and score; unknowns have label −1."""
-    unknown = len(evaluation.unknown_scores)
-    np.savez_compressed(
-        path,
-        label=np.concatenate([evaluation.known_labels, np.full(unknown, -1)]).astype(np.int32),
-        predicted=np.concatenate([evaluation.known_predicted, evaluation.unknown_predicted]).astype(
-            np.int32
-        ),
-        score=np.concatenate([evaluation.known_scores, evaluation.unknown_scores]),
-    )
-
-
 def gather_scores(path: Path, parts: list[Path]) -> None:
     """Several runs' scores in one file, each array's name led by its run's."""
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part in parts:
         with np.load(part) as file:
             arrays |= {f"{part.parent.name}.{name}": file[name] for name in file.files}
-    np.savez_compressed(path, **arrays)
+    write_arrays(path, arrays)
 
 
 def summary(results: list[dict[str, Any]], measures: tuple[str, ...]) -> dict[str, dict[str, Any]]:

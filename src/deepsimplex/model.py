@@ -69,7 +69,10 @@ class Model:
     @property
     def unit(self) -> float:
         """What a score at unit radius is multiplied by before a person sees it."""
-        return self.radius ** _LENGTHS.get(self.score, 0)
+        return self._unit(self.score)
+
+    def _unit(self, score: str) -> float:
+        return self.radius ** _LENGTHS.get(score, 0)
 
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
@@ -77,6 +80,15 @@ class Model:
         by_class = self.method.class_scores(outputs, self.score).double().numpy()
         known = self.method.knownness(outputs, self.score).double().numpy()
         return by_class * self.unit, known * self.unit
+
+    def all_scores(self, images: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Predictions (n,) and knownness (n,) by every score of the method."""
+        outputs = engine.outputs(self.method, images)
+        predicted = self.method.class_scores(outputs, self.score).argmax(1).numpy()
+        return predicted, {
+            name: self.method.knownness(outputs, name).double().numpy() * self._unit(name)
+            for name in self.method.scores
+        }
 
     def limits(self, predicted: np.ndarray) -> np.ndarray:
         """The threshold that applies to each prediction, in units of the radius: (n,) → (n,)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import platform
@@ -57,6 +58,13 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_json(path: Path, record: Any) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(path, (text + "\n").encode())
+
+
+def write_arrays(path: Path, arrays: dict[str, Any]) -> None:
+    """A compressed .npz."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_atomically(path, buffer.getvalue())
 
 
 def fingerprint(*arrays: Tensor | np.ndarray | None) -> str:
