@@ -20,8 +20,8 @@ import torch
 from deepsimplex.data.protocols import digits_trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.errors import NonFiniteLossError
+from deepsimplex.fitting import fit_model
 from deepsimplex.metrics import accuracy
-from deepsimplex.model import fit_model
 from deepsimplex.recipes import digits_recipe
 from deepsimplex.runs import environment, write_json
 

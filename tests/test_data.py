@@ -6,8 +6,9 @@ import torch
 from PIL import Image
 
 from deepsimplex.data.augment import augment, check_augment, random_crop, random_flip
+from deepsimplex.data.pictures import read_images
 from deepsimplex.data.protocols import digits_trial, open_set_trial, splits
-from deepsimplex.data.sources import hold_out, load_data, load_digits, read_images, to_tensor
+from deepsimplex.data.sources import hold_out, load_data, load_digits, to_tensor
 from deepsimplex.errors import DeepSimplexError
 
 
@@ -96,9 +97,9 @@ def test_a_folder_of_classes(tmp_path):
 def test_size_and_channels_are_read_off_the_images(tmp_path):
     picture(tmp_path / "a" / "0.png", (200, 100), "L")
     picture(tmp_path / "b" / "0.png", (200, 100), "L")
-    assert load_data(str(tmp_path)).images.shape == (2, 64, 64, 1)
+    assert load_data(str(tmp_path)).images.shape == (2, 28, 28, 1)
     picture(tmp_path / "b" / "1.png", (30, 20))
-    assert load_data(str(tmp_path)).images.shape == (3, 64, 64, 3)
+    assert load_data(str(tmp_path)).images.shape == (3, 28, 28, 3)
 
 
 def test_pictures_are_turned_upright_and_cut_in_the_centre(tmp_path):
@@ -149,7 +150,7 @@ def test_npz(tmp_path):
         ({"X": np.zeros((3, 2)), "y": np.zeros(2)}, r"y of shape \(3,\)"),
         ({"X": np.zeros(3), "y": np.zeros(3)}, "shaped"),
         ({"X": np.zeros((0, 3)), "y": np.zeros(0)}, "shaped"),
-        ({"X": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "X of numbers"),
+        ({"X": np.array([["a"], ["b"]]), "y": np.zeros(2)}, "X of real numbers"),
         ({"X": np.array([[np.nan], [1.0]]), "y": np.zeros(2)}, "finite X"),
     ],
 )

@@ -1,6 +1,8 @@
 """The loop: every promise of the contract, on a method made to use all of it."""
 
+import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from deepsimplex import engine
-from deepsimplex.batches import TrainingSet, balanced_order, epoch_order
+from deepsimplex.batches import TrainingSet, balanced_order, draw, epoch_order, passes
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
 from deepsimplex.methods.base import Method, Optimiser, Stage, Update
@@ -36,7 +38,7 @@ class Everything(Method):
 
     def stages(self, epochs):
         body = (*self.body.parameters(), *self.head.parameters())
-        critic = Optimiser("adam", 1e-2, momentum=0.5, constant=True)
+        critic = Optimiser("adam", 1e-2, momentum=0.5, schedule=lambda step, steps: 1.0)
         return (
             Stage(
                 "first",
@@ -161,8 +163,8 @@ def test_the_contract_is_used_in_full(uninterrupted):
     assert int(method.passes) == 2
     assert [step for step, _, _ in method.seen] == list(range(4 * steps))
     assert all(with_background for _, _, with_background in method.seen)
-    for _, labels, _ in method.seen:  # P×K: four of each of the three classes
-        assert np.bincount(labels).tolist() == [4, 4, 4]
+    for _, labels, _ in method.seen:  # P×K: all three classes, K grown to fill the batch
+        assert np.bincount(labels).tolist() == [5, 5, 5]
     assert [(r["stage"], r["epoch"]) for r in keeper.records] == [
         *(("first", e) for e in (1, 2, 3, 4)),
         *(("second", e) for e in (1, 2)),
@@ -211,7 +213,7 @@ def test_the_seed_decides(uninterrupted):
     train(method, data(), RECIPE, device="cpu")
     assert same(method, uninterrupted[0])
     other = fresh()
-    train(other, data(), Recipe(**{**RECIPE.to_json(), "settings": None, "seed": 1}), device="cpu")
+    train(other, data(), dataclasses.replace(RECIPE, seed=1), device="cpu")
     assert not same(other, uninterrupted[0])
 
 
@@ -245,26 +247,49 @@ def test_the_finite_check_reads_nothing_during_an_epoch(monkeypatch):
 
 def test_epoch_orders_differ_and_repeat():
     recipe, stage = Recipe(batch_size=16), Stage("s", (), 1)
-    one = epoch_order(data(), recipe, stage, 0, 0, 3)
-    again = epoch_order(data(), recipe, stage, 0, 0, 3)
+    one = epoch_order(data(), recipe, stage, 0, 0)
+    again = epoch_order(data(), recipe, stage, 0, 0)
     assert torch.equal(one[0], again[0])
     assert torch.equal(one[1], again[1])
+    assert one[0].shape == (3, 16)
     assert one[0].unique().numel() == 48  # no image twice in an epoch
-    for stage_number, epoch in ((0, 1), (1, 0)):
-        other = epoch_order(data(), recipe, stage, stage_number, epoch, 3)
+    for seed, number, epoch in ((0, 0, 1), (0, 1, 0), (1, 0, 0)):
+        other = epoch_order(data(), dataclasses.replace(recipe, seed=seed), stage, number, epoch)
         assert not torch.equal(other[0], one[0])
     assert one[1].shape == (3, 128)
     assert one[1].max() < 7  # a small background comes round again
     assert np.ptp(np.bincount(one[1].flatten())) <= 1
+    own = Stage("s", (), 1, batch_size=10, background_batch=4)
+    known, background = epoch_order(data(), recipe, own, 0, 0)
+    assert known.shape == (5, 10)
+    assert background.shape == (5, 4)
+
+
+def test_balanced_batches_see_every_class_and_image_in_turn():
+    labels = torch.arange(60) % 6
+    generator = torch.Generator().manual_seed(0)
+    order = balanced_order(labels, 12, 4, generator)  # three of six classes a batch
+    assert order.shape == (5, 12)
+    for row in order:
+        assert sorted(np.bincount(labels[row], minlength=6).tolist()) == [0, 0, 0, 4, 4, 4]
+        assert row.unique().numel() == 12
+    for first, second in ((0, 1), (2, 3)):  # two batches make one round of the classes
+        assert labels[order[first : second + 1].flatten()].unique().numel() == 6
+    assert order.unique().numel() >= 48  # two of a class's three turns are new images
+    whole = balanced_order(labels, 32, 4, generator)  # six classes of four would not fill 32
+    assert whole.shape == (2, 30)
+    assert np.bincount(labels[whole[0]]).tolist() == [5] * 6
 
 
 def test_balanced_batches_repeat_small_classes():
     labels = torch.tensor([0] * 20 + [1] * 2 + [2] * 9)
-    order = balanced_order(labels, 5, 12, 4, torch.Generator().manual_seed(0))
-    assert order.shape == (5, 12)
+    order = balanced_order(labels, 12, 4, torch.Generator().manual_seed(0))
+    assert order.shape == (2, 12)
     for row in order:
         assert np.bincount(labels[row]).tolist() == [4, 4, 4]
         assert row[labels[row] == 0].unique().numel() == 4
+    orders = [balanced_order(labels, 8, 4, torch.Generator().manual_seed(i)) for i in range(20)]
+    assert len({tuple(labels[o[0]].unique().tolist()) for o in orders}) == 3
 
 
 def test_warmup_then_cosine_to_zero():
@@ -281,19 +306,207 @@ def test_warmup_then_cosine_to_zero():
 def test_small_sets_make_one_batch():
     recipe = Recipe(epochs=1, batch_size=64)
     few = TrainingSet(data().images[:5], data().labels[:5])
-    order, background = epoch_order(few, recipe, Stage("s", (), 1), 0, 0, 1)
+    order, background = epoch_order(few, recipe, Stage("s", (), 1), 0, 0)
     assert order.shape == (1, 5)
     assert background is None
+
+
+def test_optimisers_are_what_the_recipe_says():
+    weight = nn.Parameter(torch.ones(3))
+    update = Update("u", lambda batch: weight.sum(), (weight,))
+    recipe = Recipe(learning_rate=0.2, momentum=0.8, weight_decay=0.01)
+    made = engine._optimiser(recipe, update)
+    assert isinstance(made, torch.optim.SGD)
+    group = made.param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.8, 0.01)
+    assert group["nesterov"]
+    made = engine._optimiser(dataclasses.replace(recipe, optimiser="adamw"), update)
+    assert type(made) is torch.optim.AdamW
+    assert made.param_groups[0]["betas"] == (0.8, 0.999)
+    assert made.param_groups[0]["weight_decay"] == 0.01
+    own = Optimiser(
+        "adam", 0.3, momentum=0.5, beta2=0.9, weight_decay=0.1, schedule=lambda s, n: s / n
+    )
+    update = dataclasses.replace(update, optimiser=own)
+    made = engine._optimiser(recipe, update)
+    assert type(made) is torch.optim.Adam
+    assert made.param_groups[0]["betas"] == (0.5, 0.9)
+    assert made.param_groups[0]["weight_decay"] == 0.1
+    engine._set_rate(made, recipe, update, 3, 10)
+    assert made.param_groups[0]["lr"] == pytest.approx(0.09)
+
+
+def test_updates_can_share_an_optimiser():
+    weight = nn.Parameter(torch.ones(3))
+    updates = tuple(
+        Update(name, lambda batch: weight.sum(), (weight,), shares="both") for name in "ab"
+    )
+    assert list(engine._optimisers(RECIPE, Stage("s", updates, 1))) == ["both"]
+    apart = tuple(dataclasses.replace(update, shares=None) for update in updates)
+    assert list(engine._optimisers(RECIPE, Stage("s", apart, 1))) == ["a", "b"]
+
+
+def test_what_a_stage_does_not_move_gets_no_gradient(uninterrupted):
+    method, _ = uninterrupted
+    body, head, critic = (
+        [p.grad is not None for p in module.parameters()]
+        for module in (method.body, method.head, method.critic)
+    )
+    assert all(p.requires_grad for p in method.parameters())
+    method.zero_grad()
+    engine._set_mode(method, method.stages(2)[1])
+    assert [p.requires_grad for p in method.body.parameters()] == [False] * len(body)
+    assert [p.requires_grad for p in method.head.parameters()] == [True] * len(head)
+    assert [p.requires_grad for p in method.critic.parameters()] == [False] * len(critic)
+    method.requires_grad_(True).eval()
+
+
+def test_clipping_bounds_the_step():
+    class Steep(Everything):
+        def stages(self, epochs):
+            plain = Optimiser("sgd", 1.0, momentum=0.0, schedule=lambda step, steps: 1.0)
+            loss = lambda batch: 1e4 * self.head.weight.sum()  # noqa: E731
+            return (Stage("s", (Update("u", loss, (self.head.weight,), plain),), 1, batch_size=50),)
+
+    for clip, length in ((1.0, 1.0), (0.5, 0.5), (None, 1e4 * math.sqrt(24))):
+        method = Steep()
+        before = method.head.weight.detach().clone()
+        train(method, data(False), dataclasses.replace(RECIPE, clip=clip), device="cpu")
+        moved = (method.head.weight.detach() - before).norm()
+        assert float(moved) == pytest.approx(length, rel=1e-3)
+
+
+def test_precision_follows_the_recipe():
+    seen = []
+
+    class Watching(Everything):
+        def fit_loss(self, batch):
+            seen.append(self.head(self(batch.images)).dtype)
+            return super().fit_loss(batch)
+
+    for precision, dtype in (("bfloat16", torch.bfloat16), ("auto", torch.float32)):
+        seen.clear()
+        recipe = dataclasses.replace(RECIPE, epochs=1, precision=precision)
+        if precision == "bfloat16":
+            recipe = dataclasses.replace(recipe, background_batch=4)
+        train(Watching(), data(False), recipe, device="cpu")
+        assert set(seen) == {dtype}
+
+
+def test_determinism_is_switched_on_and_back(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    seen = []
+
+    class Watching(Everything):
+        def tick(self, batch):
+            seen.append(torch.are_deterministic_algorithms_enabled())
+
+    for wanted in (True, False):
+        seen.clear()
+        train(Watching(), data(), dataclasses.replace(RECIPE, deterministic=wanted), device="cpu")
+        assert set(seen) == {wanted}
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_knowns_and_background_are_augmented():
+    images = torch.arange(2 * 8 * 8, dtype=torch.float32).view(2, 1, 8, 8).repeat(8, 1, 1, 1)
+    pictures = TrainingSet(images, torch.arange(16) % 2, images.clone())
+    torch.manual_seed(0)
+    plain = draw(pictures, torch.arange(16), torch.arange(16)[None], 0, 7, "none")
+    moved = draw(pictures, torch.arange(16), torch.arange(16)[None], 0, 7, "crop")
+    assert torch.equal(plain.images, images)
+    assert plain.step == 7
+    assert not torch.equal(moved.images, images)
+    assert not torch.equal(moved.background, images)
+
+
+def test_passes_see_every_image_once():
+    count = 2500
+    big = TrainingSet(torch.arange(count).float()[:, None], torch.arange(count) % 3)
+    seen = torch.cat([batch.images[:, 0] for batch in passes(big)])
+    assert torch.equal(seen, torch.arange(count).float())
+
+
+def test_outputs_and_scores_see_every_image():
+    method = fresh().eval()
+    images = torch.randn(2500, 4)
+    assert engine.outputs(method, images).shape == (2500, 8)
+    by_class, known = engine.scores(method, images, "dot")
+    assert by_class.shape == (2500, 3)
+    assert by_class.dtype == torch.float64
+    assert torch.allclose(known["dot"], by_class.amax(1))
+    assert not by_class.requires_grad  # though the head is a Parameter
+
+
+class NaNGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * float("nan")
+
+
+@pytest.mark.parametrize("at", [0, 5, 11])
+def test_no_checkpoint_holds_a_nan_that_the_loss_did_not_show(at):
+    class Sneaky(Everything):
+        def fit_loss(self, batch):
+            loss = super().fit_loss(batch)
+            return NaNGradient.apply(loss) if batch.step == at else loss
+
+    class Saving(Memory):
+        def due(self):
+            return True
+
+    keeper = Saving()
+    with pytest.raises(NonFiniteLossError, match=r"NaN or infinity"):
+        train(Sneaky(), data(), RECIPE, device="cpu", keeper=keeper)
+    if keeper.checkpoint is not None:
+        assert all(
+            t.isfinite().all() for n, t in keeper.checkpoint.tensors.items() if "rng" not in n
+        )
+        assert keeper.checkpoint.place.step + 3 * keeper.checkpoint.place.epoch <= at + 1
 
 
 def test_bad_input():
     with pytest.raises(DeepSimplexError, match="two or more images"):
         train(fresh(), TrainingSet(torch.zeros(1, 4), torch.zeros(1).long()), RECIPE)
-    with pytest.raises(DeepSimplexError, match="device 'auto'"):
-        train(fresh(), data(), RECIPE, device="gpu-7")
-    crop = Recipe(augment="crop")
+    for name in ("gpu-7", "meta", "mps"):
+        with pytest.raises(DeepSimplexError, match="device 'auto'"):
+            train(fresh(), data(), RECIPE, device=name)
     with pytest.raises(DeepSimplexError, match="images for augment"):
-        train(fresh(), data(), crop)
+        train(fresh(), data(), Recipe(augment="crop"))
+    narrow = TrainingSet(data().images, data().labels, torch.zeros(3, 2))
+    with pytest.raises(DeepSimplexError, match="background of shape"):
+        train(fresh(), narrow, RECIPE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epochs": -1}, "epochs as a whole number"),
+        ({"epochs": 2.5}, "epochs as a whole number"),
+        ({"batch_size": 1}, "batch_size as a whole number from 2"),
+        ({"seed": 10**20}, "seed as a whole number"),
+        ({"learning_rate": math.nan}, "learning_rate from 0"),
+        ({"momentum": 1.0}, "momentum from 0 to below 1"),
+        ({"clip": 0.0}, "clip above 0"),
+        ({"optimiser": "lion"}, "optimiser among sgd, adamw"),
+        ({"precision": "half"}, "precision among"),
+        ({"settings": object()}, "DSCSettings for method 'dsc'"),
+    ],
+)
+def test_bad_recipes(changes, words):
+    with pytest.raises(DeepSimplexError, match=words):
+        Recipe(**changes)
+
+
+def test_recipes_take_numpy_numbers_and_survive_json():
+    recipe = Recipe(epochs=np.int64(3), learning_rate=np.float32(0.5), seed=np.uint8(4))
+    assert recipe == Recipe.from_json(json.loads(json.dumps(recipe.to_json())))
+    with pytest.raises(DeepSimplexError, match="unknown fields"):
+        Recipe.from_json({**recipe.to_json(), "lr": 1})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
@@ -305,7 +518,7 @@ def test_cuda_asked_for_but_absent():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_deterministic_resume_on_a_gpu():
-    recipe = Recipe(**{**RECIPE.to_json(), "settings": None, "deterministic": True})
+    recipe = dataclasses.replace(RECIPE, deterministic=True)
     whole = fresh()
     train(whole, data(), recipe, device="cuda")
     keeper = Memory(8)

@@ -78,8 +78,13 @@ def test_wrong_shapes_are_told():
         quick().fit(np.zeros((4, 2, 2, 2, 2)), [0, 1, 0, 1])
     with pytest.raises(DeepSimplexError, match="fit float32"):
         quick().fit(np.full((4, 2), 1e300), [0, 1, 0, 1])
-    with pytest.raises(DeepSimplexError, match="background shaped like X"):
-        quick().fit(images, labels, background=images[:, :4])
+    for bad in (images[:, :4], images.astype(np.float32)):
+        with pytest.raises(DeepSimplexError, match="background like X"):
+            quick().fit(images, labels, background=bad)
+    with pytest.raises(ValueError, match="background contains NaN"):
+        quick().fit(images / 255, labels, background=images * np.nan)
+    with pytest.raises(ValueError, match="0 sample"):
+        quick().fit(images, labels, background=images[:0])
     with pytest.raises(NotFittedError):
         quick().predict(images)
     with pytest.raises(NotFittedError):
@@ -102,6 +107,9 @@ def test_background_is_pushed_away():
         ([-5, -1, 3], -6),
         ([0.0, 1.0, 2.0], -1),
         (["a", "b", "c"], "unknown"),
+        (np.array([0, 1, 255], np.uint8), -1),
+        (np.array([0, 1, 2], np.uint64), -1),
+        (np.array([-128, -1, 5], np.int8), -129),
     ],
 )
 def test_the_unknown_label_is_never_a_class(classes, unknown):
@@ -117,6 +125,10 @@ def test_an_unknown_label_of_ones_own():
     images, labels = toys.pictures(120)
     mixed = quick(keep=0.5, unknown_label="none of these").fit(images, labels)
     assert set(map(type, mixed.predict(images).tolist())) == {int, str}
+    numbers = quick(keep=0.5, unknown_label=-1).fit(images, np.array(["a", "b", "c"])[labels])
+    assert set(map(type, numbers.predict(images).tolist())) == {int, str}
+    flags = quick(keep=0.5).fit(images, labels > 0)
+    assert set(map(type, flags.predict(images).tolist())) == {bool, str}
     with pytest.raises(DeepSimplexError, match="an unknown_label that is no class"):
         quick(keep=0.5, unknown_label=2).fit(images, labels)
     with pytest.raises(DeepSimplexError, match="an unknown_label that is no class"):
@@ -216,6 +228,54 @@ def test_save_and_load(tmp_path, keep):
         loaded.predict(X[:, :5])
     with pytest.raises(ModelFileError):
         OpenSetClassifier.load(tmp_path / "absent")
+
+
+def test_everything_a_classifier_was_given_survives(tmp_path):
+    images, labels = toys.pictures(60)
+    given = {
+        "keep": 0.6,
+        "guarantee": "pac",
+        "by": "predicted",
+        "knownness": "cosine",
+        "settings": {"loss": "hinge", "margin": 0.2},
+        "unknown_label": 99,
+        "epochs": np.int64(2),
+        "batch_size": 7,
+        "learning_rate": np.float32(0.25),
+        "weight_decay": 0.125,
+        "augment": "flip",
+        "calibration_size": 0.5,
+        "random_state": 5,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few images: some classes keep everything
+        classifier = OpenSetClassifier(**given).fit(images, labels)
+        recipe = classifier.model_.recipe
+        assert (recipe.epochs, recipe.batch_size, recipe.seed) == (2, 7, 5)
+        assert (recipe.learning_rate, recipe.weight_decay) == (0.25, 0.125)
+        assert (recipe.augment, recipe.calibration) == ("flip", 0.5)
+        assert (recipe.settings.loss, recipe.settings.margin) == ("hinge", 0.2)
+        assert sum(classifier.model_.threshold.counts) == 30
+        classifier.save(tmp_path / "m")
+        again = OpenSetClassifier.load(tmp_path / "m")
+        for name, value in given.items():
+            if name != "settings":
+                assert getattr(again, name) == value, name
+        assert again.unknown_label_ == 99
+        refitted = clone(again).fit(images, labels)  # the same recipe gives the same weights
+    assert np.array_equal(refitted.score_samples(images), classifier.score_samples(images))
+
+
+def test_a_column_far_from_zero_loses_nothing():
+    X, y = toys.vectors(120)
+    assert quick().fit(X + 1e9, y).score(X + 1e9, y) > 0.95
+
+
+def test_too_few_rows_to_hold_out_any():
+    X, y = toys.vectors(6)
+    with pytest.warns(UserWarning, match="everything is kept"):
+        classifier = quick(keep=0.9, epochs=1).fit(X, y)
+    assert classifier.threshold_ == -np.inf
 
 
 def test_two_classes_give_one_column():

@@ -3,17 +3,21 @@
 import dataclasses
 
 import numpy as np
+import oracles
 import pytest
 import torch
 import toys
+from torch import nn
 
 from deepsimplex import engine, losses, metrics
 from deepsimplex.batches import TrainingSet
 from deepsimplex.errors import DeepSimplexError, Stopped
-from deepsimplex.methods import METHODS, build_method, method_row, settings_for
-from deepsimplex.methods.base import Batch, Normalise
-from deepsimplex.methods.dsc import DSCSettings
-from deepsimplex.model import Model, fit_model
+from deepsimplex.fitting import fit_model
+from deepsimplex.methods import METHODS, Row, build_method, method_row, settings_for
+from deepsimplex.methods.base import Batch, Method, Normalise, Stage, Update
+from deepsimplex.methods.dsc import DSC, DSCSettings
+from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
+from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
 
 every_row = pytest.mark.parametrize("name", METHODS)
@@ -249,8 +253,19 @@ def test_heads_and_simplices_of_dsc():
     assert build(20, simplex="doubled", width=9, head="linear").simplex.classes == 20
     none = build(5, head="none", simplex="truncated")
     assert none.simplex.dim == none.encoder.features
-    with pytest.raises(DeepSimplexError, match="a number as margin"):
-        build(5, loss="hinge", margin="auto")
+    for bad, words in (
+        ({"loss": "hinge", "margin": "auto"}, "a number as margin"),
+        ({"loss": "sofmax"}, "loss among squared, hinge"),
+        ({"loss": 5}, "loss among squared, hinge"),
+        ({"margin": "large"}, "margin among auto"),
+        ({"margin": -1.0}, "margin of 0 or more"),
+        ({"temperature": 0.0}, "temperature of"),
+        ({"simplex": "cubic"}, "simplex among regular"),
+    ):
+        with pytest.raises(DeepSimplexError, match=words):
+            DSCSettings(**bad)
+    with pytest.raises(DeepSimplexError, match="label_smoothing from 0"):
+        SoftmaxSettings(label_smoothing=1.0)
 
 
 def test_normalisation_comes_from_the_training_images():
@@ -266,3 +281,139 @@ def test_normalisation_comes_from_the_training_images():
     columns = Normalise((4,))
     columns.fit(torch.randn(30, 4) * 3 + 5)
     assert columns.mean.shape == (4,)
+
+
+class Given(nn.Module):
+    """An encoder that hands its input on: losses can be checked on features made by hand."""
+
+    features = 4
+
+    def forward(self, images):
+        return images
+
+
+def by_hand(settings, classes=5):
+    method = DSC(Given(), classes, settings)
+    method.head = nn.Identity()
+    return method
+
+
+def hand_batch():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(9, 4, generator=generator, dtype=torch.float64)
+    background = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    return Batch(features, torch.arange(9) % 5, background, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "oracle"),
+    [
+        ({}, lambda f, y, b, c: oracles.eq4(f, y, c) + np.mean((b**2).sum(1))),
+        (
+            {"background_weight": 0.3},
+            lambda f, y, b, c: oracles.eq4(f, y, c) + 0.3 * np.mean((b**2).sum(1)),
+        ),
+        (
+            {"loss": "hinge", "margin": 0.7, "background_weight": 0.0},
+            lambda f, y, b, c: oracles.eq6(f, y, c, 0.7),
+        ),
+        (
+            {"loss": "softmax", "temperature": 0.2, "background_weight": 0.0},
+            lambda f, y, b, c: oracles.eq7(f, y, c, scale=5.0),
+        ),
+        (
+            {"loss": "authors", "margin": 0.4},
+            lambda f, y, b, c: oracles.authors_three_terms(f, y, b, c, 0.4),
+        ),
+        *(
+            (
+                {"background": f"hinge-{reading}", "margin": 0.6},
+                lambda f, y, b, c, m=m, plain=plain: oracles.eq5(f, y, b, c, m, 1 / 108, plain),
+            )
+            for reading, m, plain in (("A", 0.6, False), ("B", 0.36, False), ("C", 0.6, True))
+        ),
+    ],
+)
+def test_dsc_descends_the_loss_its_settings_name(settings, oracle):
+    batch = hand_batch()
+    centres = oracles.simplex_centres(5, 4, "regular")
+    arrays = batch.images.numpy(), batch.labels.tolist(), batch.background.numpy()
+    value = by_hand(DSCSettings(**settings)).loss(batch)
+    assert float(value) == pytest.approx(oracle(*arrays, centres), rel=1e-10)
+
+
+def test_scores_against_their_formulas():
+    batch = hand_batch()
+    f = batch.images.numpy()
+    centres = oracles.simplex_centres(5, 4, "regular")
+    method = by_hand(DSCSettings())
+    dots = f @ centres.T
+    lengths = np.linalg.norm(f, axis=1, keepdims=True)
+    distances = np.linalg.norm(f[:, None] - centres, axis=2)
+    for score, expected in (("distance", -distances), ("dot", dots), ("cosine", dots / lengths)):
+        assert np.allclose(method.class_scores(batch.images, score), expected)
+        assert np.allclose(method.knownness(batch.images, score), expected.max(1))
+    softmax = Softmax(Given(), 4, SoftmaxSettings(label_smoothing=0.2))
+    softmax.head = nn.Identity()
+    p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+    for score, expected in (
+        ("max_logit", f.max(1)),
+        ("max_probability", np.log(p.max(1))),
+        ("energy", np.log(np.exp(f).sum(1))),
+        ("neg_entropy", (p * np.log(p)).sum(1)),
+    ):
+        assert np.allclose(softmax.knownness(batch.images, score), expected)
+    labels = batch.labels % 4
+    smooth = np.full((9, 4), 0.05)
+    smooth[np.arange(9), labels] += 0.8
+    value = softmax.loss(Batch(batch.images, labels, None, 0))
+    assert float(value.detach()) == pytest.approx(-(smooth * np.log(p)).sum(1).mean(), rel=1e-5)
+
+
+class Prototypes(Method):
+    """Scores with a Parameter and a buffer: what most rivals do."""
+
+    def __init__(self, encoder, classes, settings):
+        super().__init__()
+        self.scores = ("distance",)
+        self.encoder = encoder
+        self.points = nn.Parameter(torch.randn(classes, encoder.features))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, images):
+        return self.encoder(images)
+
+    def stages(self, epochs):
+        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+
+    def loss(self, batch):
+        distances = torch.cdist(self(batch.images).float(), self.points)
+        return nn.functional.cross_entropy(-distances, batch.labels)
+
+    def class_scores(self, outputs, score):
+        return -torch.cdist(outputs.float(), self.points.float()) * self.scale
+
+    def knownness(self, outputs, score):
+        return self.class_scores(outputs, score).amax(1)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+            ],
+        ),
+    ],
+)
+def test_scores_may_use_parameters_and_buffers(monkeypatch, device):
+    monkeypatch.setitem(METHODS, "prototypes", Row(Prototypes, SoftmaxSettings(), "a toy"))
+    images, labels = toys.pictures(90)
+    plan = toys.quick("prototypes", 20)
+    model = fit_model(*toys.tensors(images, labels), list("abc"), plan, keep=0.9, device=device)
+    predicted = model.judge(toys.tensors(images, labels)[0]).predicted
+    assert metrics.accuracy(labels, predicted) > 0.95

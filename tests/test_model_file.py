@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import struct
 import time
 
@@ -12,8 +13,11 @@ import torch
 import toys
 from safetensors.torch import save_file
 
-from deepsimplex.errors import ModelFileError
-from deepsimplex.model import Model, calibrate, fit_model
+from deepsimplex import engine
+from deepsimplex.errors import DeepSimplexError, ModelFileError
+from deepsimplex.fitting import calibrate, fit_model
+from deepsimplex.methods.base import Normalise
+from deepsimplex.model import Model
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +155,13 @@ def test_a_newer_format_is_told_from_a_broken_file(model, monkeypatch, tmp_path)
         {"labels": "not a dtype"},
         {"score": "rm -rf"},
         {"radius": "wide"},
+        {"radius": -1.0},
+        {"format": True},
+        {"classes": ["a", "a", "b"]},
+        {"classes": [["a"], ["b"], ["c"]]},
+        {"labels": "<U1", "classes": ["cat", "dog", "eel"]},
+        {"labels": "<i8", "classes": [0, 1, 1.5]},
+        {"preprocessing": {"shape": [1, 8, 10**30], "pixels": True}},
         {"threshold": {"values": "x"}},
         {"threshold": [1]},
     ],
@@ -189,3 +200,100 @@ def test_decisions_have_reasons(model):
             f"{verdict}: nearest '{decision.nearest}' at {value:.2f}, limit {limit:.2f}"
         )
     assert "no limit" in dataclasses.replace(model, threshold=None).decide(images)[0].reason
+
+
+def test_what_was_seen_is_remembered(model, tmp_path):
+    images = toys.tensors(*toys.pictures(60))[0]
+    model.save(tmp_path / "m")
+    again = Model.load(tmp_path / "m", "cpu")
+    assert again.was_seen(images).all()
+    assert not again.was_seen(toys.tensors(*toys.pictures(60, seed=3))[0]).any()
+
+
+class Spy:
+    """Which images reached training, normalisation and calibration."""
+
+    def __init__(self, monkeypatch):
+        self.trained = self.normalised = self.scored = None
+        train, fit, scores = engine.train, Normalise.fit, engine.scores
+
+        def spy_train(method, data, *rest, **more):
+            self.trained = data.images
+            return train(method, data, *rest, **more)
+
+        def spy_fit(layer, images):
+            self.normalised = images
+            return fit(layer, images)
+
+        def spy_scores(method, images, *rest, **more):
+            self.scored = images
+            return scores(method, images, *rest, **more)
+
+        monkeypatch.setattr(engine, "train", spy_train)
+        monkeypatch.setattr(Normalise, "fit", spy_fit)
+        monkeypatch.setattr(engine, "scores", spy_scores)
+
+
+def rows(images):
+    return {image.numpy().tobytes() for image in images}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_calibration_images_train_nothing(monkeypatch, given):
+    images, labels = toys.tensors(*toys.pictures(60))
+    apart = toys.tensors(*toys.pictures(30, seed=2))[0] if given else None
+    spy = Spy(monkeypatch)
+    fit_model(
+        images, labels, list("abc"), toys.quick("dsc", 1), keep=0.5, calibration=apart, device="cpu"
+    )
+    assert rows(spy.trained) == rows(spy.normalised)
+    assert not rows(spy.trained) & rows(spy.scored)
+    if given:
+        assert rows(spy.trained) == rows(images)
+        assert rows(spy.scored) == rows(apart)
+    else:
+        assert rows(spy.trained) | rows(spy.scored) == rows(images)
+        assert len(spy.scored) == 12
+
+
+def test_the_hold_out_follows_the_seed(monkeypatch):
+    images, labels = toys.tensors(*toys.pictures(60))
+    held = []
+    for seed in (0, 0, 1):
+        spy = Spy(monkeypatch)
+        fit_model(images, labels, list("abc"), toys.quick("dsc", 1, seed=seed), keep=0.5)
+        held.append(rows(spy.scored))
+    assert held[0] == held[1] != held[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"keep": 1.5}, "keep"),
+        ({"keep": float("nan")}, "keep"),
+        ({"keep": 0.9, "guarantee": "sure"}, "guarantee"),
+        ({"keep": 0.9, "by": "class"}, "by 'all' or 'predicted'"),
+        ({"radius": 0.0}, "a radius above 0"),
+        ({"score": "depth"}, "a score among"),
+        ({"background": torch.zeros(0, 1, 8, 8)}, "background images"),
+        ({"background": torch.full((2, 1, 8, 8), float("nan"))}, "background images"),
+        ({"background": torch.zeros(2, 1, 8, 8), "method": "softmax"}, "no background for"),
+        ({"labels": torch.arange(60)}, "labels in 0 … 2"),
+        ({"labels": torch.arange(60) - 1}, "labels in 0 … 2"),
+        ({"classes": ["a", "a", "b"]}, "two or more different classes"),
+    ],
+)
+def test_bad_requests_are_refused_before_training(monkeypatch, arguments, words):
+    monkeypatch.setattr(engine, "train", lambda *a, **k: pytest.fail("it trained"))
+    images, labels = toys.tensors(*toys.pictures(60))
+    recipe = toys.quick(arguments.pop("method", "dsc"), 1)
+    labels, classes = arguments.pop("labels", labels), arguments.pop("classes", list("abc"))
+    with pytest.raises(DeepSimplexError, match=words):
+        fit_model(images, labels, classes, recipe, **arguments)
+
+
+def test_nothing_to_calibrate_on_keeps_everything(model):
+    for by, count in (("all", 1), ("predicted", 3)):
+        empty = calibrate(model, torch.zeros(0, 1, 8, 8, dtype=torch.uint8), 0.9, by=by)
+        assert empty.threshold.values == (-np.inf,) * count
+        assert re.search("everything is kept|keep everything", empty.threshold.meaning())

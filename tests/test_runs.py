@@ -16,9 +16,9 @@ import toys
 from safetensors.torch import load_file
 
 from deepsimplex.engine import Checkpoint, Place
-from deepsimplex.errors import RunError
+from deepsimplex.errors import RunError, Stopped
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, environment, fingerprint, write_atomically
+from deepsimplex.runs import Run, code_commit, environment, fingerprint, write_atomically
 
 
 def test_atomic_write_replaces_or_leaves(tmp_path, monkeypatch):
@@ -102,6 +102,59 @@ def test_fingerprints_see_contents_shapes_and_types():
     }
     assert len(prints) == 6
     assert fingerprint(torch.from_numpy(array)) == fingerprint(array)
+
+
+def test_a_changed_tree_is_called_dirty(tmp_path, monkeypatch):
+    package = tmp_path / "src" / "deepsimplex"
+    package.mkdir(parents=True)
+    (package / "runs.py").write_text("1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr("deepsimplex.runs.__file__", str(package / "runs.py"))
+    clean = code_commit()
+    assert len(clean) == 40
+    (package / "runs.py").write_text("2\n")
+    assert code_commit() == f"{clean}-dirty"
+
+
+def test_each_session_that_differs_is_noted(tmp_path, monkeypatch):
+    for threads in (2, 2, 3):
+        monkeypatch.setattr("torch.get_num_threads", lambda threads=threads: threads)
+        with Run(tmp_path, Recipe(), {}):
+            pass
+    record = json.loads((tmp_path / "environment.json").read_text())
+    assert record["threads"] == 2
+    assert [session["threads"] for session in record["resumed"]] == [3]
+
+
+def test_what_a_killed_process_left_is_swept(tmp_path):
+    (tmp_path / ".checkpoint.safetensors.77.part").write_bytes(b"half")
+    with Run(tmp_path, Recipe(), {}):
+        pass
+    assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_after_the_last_step_is_obeyed(tmp_path, number):
+    before = signal.getsignal(number)
+    run = Run(tmp_path, Recipe(), {}).__enter__()
+    signal.raise_signal(number)
+    run.finish({"fine": True})
+    with pytest.raises(Stopped) as stopped:
+        run.__exit__(None, None, None)
+    assert stopped.value.signal == number
+    assert run.results == {"fine": True}
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_signal_acts_at_once(tmp_path):
+    run = Run(tmp_path, Recipe(), {}).__enter__()
+    signal.raise_signal(signal.SIGINT)
+    assert run.stopping() == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    run.__exit__(KeyboardInterrupt, None, None)
 
 
 def test_the_environment_says_what_a_number_depends_on():

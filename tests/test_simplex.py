@@ -78,7 +78,7 @@ def test_margin_is_the_smallest_distance_between_used_centres(classes, dim, kind
     simplex = Simplex(classes, dim, kind)
     assert simplex.largest_cosine == pytest.approx(largest, abs=1e-12)
     assert simplex.margin == pytest.approx(math.sqrt(2 - 2 * largest), abs=1e-12)
-    assert simplex.free == simplex.capacity - classes or kind == "regular"
+    assert simplex.free == (0 if kind == "regular" else simplex.capacity - classes)
 
 
 @pytest.mark.parametrize("classes", [*range(2, 41), 64, 129, 257, 513, 1000, 1999, 2000])
@@ -222,6 +222,7 @@ def test_a_million_classes_need_no_table():
         ((3, 1, "doubled"), "dim of 2 or more"),
         ((3, 2, "cubic"), "kind to be one of"),
         ((3.0, 2), "classes to be an int"),
+        (("3", 2), "classes to be an int"),
         ((3, True), "dim to be an int"),
         ((30, 10), "width 29 or more"),
         ((12, 10, "truncated"), "at most 11 classes"),

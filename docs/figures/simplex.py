@@ -19,8 +19,8 @@ import torch
 from deepsimplex import engine
 from deepsimplex.data.protocols import open_set_trial
 from deepsimplex.data.sources import load_digits, to_tensor
+from deepsimplex.fitting import fit_model
 from deepsimplex.methods.dsc import DSC
-from deepsimplex.model import fit_model
 from deepsimplex.recipes import digits_recipe
 
 KNOWN = ["2", "4", "8"]
@@ -35,7 +35,7 @@ def main() -> None:
         trial.classes,
         digits_recipe("dsc"),
         keep=0.95,
-        calibration=(to_tensor(trial.calibration[0]), torch.from_numpy(trial.calibration[1])),
+        calibration=to_tensor(trial.calibration[0]),
     )
     assert isinstance(model.method, DSC)
     assert model.threshold is not None

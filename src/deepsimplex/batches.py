@@ -18,7 +18,7 @@ from deepsimplex.methods.base import Batch, Stage
 from deepsimplex.recipes import Recipe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TrainingSet:
     """Raw images (N, c, h, w) or vectors (N, p), labels 0…C−1 (N,), background (M, …) or None."""
 
@@ -38,48 +38,52 @@ def resident(data: TrainingSet, device: torch.device) -> TrainingSet:
 
 
 def epoch_order(
-    data: TrainingSet, recipe: Recipe, stage: Stage, number: int, epoch: int, steps: int
+    data: TrainingSet, recipe: Recipe, stage: Stage, number: int, epoch: int
 ) -> tuple[Tensor, Tensor | None]:
     """Indices of an epoch's batches, (steps, n) and (steps, K); a rest too short is left out."""
     generator = torch.Generator().manual_seed(mix(recipe.seed, number, epoch))
+    size = min(stage.batch_size or recipe.batch_size, len(data.labels))
     if stage.per_class is None:
-        count = min(recipe.batch_size, len(data.labels))
         known = torch.randperm(len(data.labels), generator=generator)
-        known = known[: steps * count].view(steps, count)
+        known = known[: len(known) // size * size].view(-1, size)
     else:
-        known = balanced_order(
-            data.labels.cpu(), steps, recipe.batch_size, stage.per_class, generator
-        )
+        known = balanced_order(data.labels.cpu(), size, stage.per_class, generator)
     background = None
     if data.background is not None:
-        need = steps * recipe.background_batch
-        background = _rounds(len(data.background), need, generator).view(steps, -1)
+        need = len(known) * (stage.background_batch or recipe.background_batch)
+        background = _rounds(len(data.background), need, generator).view(len(known), -1)
         background = background.to(data.background.device)
     return known.to(data.images.device), background
 
 
 def balanced_order(
-    labels: Tensor, steps: int, batch: int, per_class: int, generator: torch.Generator
+    labels: Tensor, batch: int, per_class: int, generator: torch.Generator
 ) -> Tensor:
-    """P×K batches: P = batch / per_class classes, K images of each; (steps, P·K).
+    """P×K batches of about `batch` images: P classes, K images of each; (steps, P·K).
 
-    Classes come round in random order; a class with fewer than K images repeats some.
+    K is `per_class`, or more when all classes together would not fill the batch. Classes come
+    round before any returns, and so do a class's images; a small class repeats some.
     """
     members = [torch.nonzero(labels == c)[:, 0] for c in labels.unique()]
-    picked = min(len(members), max(2, batch // per_class))
-    rows = []
-    for _ in range(steps):
-        row = []
-        for c in torch.randperm(len(members), generator=generator)[:picked].tolist():
-            row.append(members[c][_rounds(len(members[c]), per_class, generator)])
-        rows.append(torch.cat(row))
-    return torch.stack(rows)
+    p = min(len(members), max(2, batch // per_class))
+    k = max(per_class, batch // p) if p == len(members) else per_class
+    steps = max(1, len(labels) // (p * k))
+    classes = _rounds(len(members), steps * p, generator, whole=p)
+    queues = []
+    for c, own in enumerate(members):
+        need = k * int((classes == c).sum())
+        queues.append(iter(own[_rounds(len(own), need, generator, whole=k)].split(k)))
+    return torch.cat([next(queues[c]) for c in classes.tolist()]).view(steps, p * k)
 
 
-def _rounds(have: int, need: int, generator: torch.Generator) -> Tensor:
-    """`need` indices below `have`: permutations one after another."""
-    rounds = [torch.randperm(have, generator=generator) for _ in range(-(-need // have))]
-    return torch.cat(rounds)[:need]
+def _rounds(have: int, need: int, generator: torch.Generator, whole: int = 1) -> Tensor:
+    """`need` indices below `have`: permutations one after another.
+
+    Each is cut to a multiple of `whole`, so that no group of so many holds an index twice.
+    """
+    use = have // whole * whole or have
+    rounds = [torch.randperm(have, generator=generator)[:use] for _ in range(-(-need // use))]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *rounds])[:need]
 
 
 def draw(

@@ -1,8 +1,8 @@
 """The command line: parse, call commands.py, print. torch is not imported to answer --help.
 
-Exit codes: 0 done · 1 the data, the model or the run is at fault · 2 the command line is ·
-130 interrupted (Ctrl-C) · 143 terminated (SIGTERM); a training that is stopped writes its
-checkpoint first, and the same command goes on from there.
+Exit codes: 0 done · 1 a value, the data, the model or the run is at fault · 2 the command line does
+not parse · 70 a bug of ours · 130 interrupted (Ctrl-C) · 143 terminated (SIGTERM); a training that
+is stopped writes its checkpoint first, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="deepsimplex",
     help="An image classifier that knows when it does not know.",
-    epilog="Exit codes: 0 done, 1 bad data, model or run, 2 bad command line, "
-    "130 interrupted, 143 terminated (a stopped training goes on with the same command).",
+    epilog="Exit codes: 0 done, 1 bad value, data, model or run, 2 no such command or option, "
+    "70 a bug, 130 interrupted, 143 terminated (a stopped training goes on with the same command).",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -68,7 +68,9 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    method: Annotated[str, typer.Option(help="dsc, softmax, …")] = "dsc",
+    method: Annotated[
+        str, typer.Option(help="dsc, dsc-hinge, dsc-softmax, dsc-authors or softmax.")
+    ] = "dsc",
     backbone: Annotated[str, typer.Option(help="auto picks by image size.")] = "auto",
     known: Annotated[
         str | None, typer.Option(help="Train these classes only, e.g. 'cat,dog'.")
@@ -85,13 +87,19 @@ def train(
     background: Annotated[
         Path | None, typer.Option(help="Folder of images that are none of the classes.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(min=0)] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2)] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
     augment: Annotated[str | None, typer.Option(help="none, crop, flip or crop+flip.")] = None,
-    size: Annotated[int | None, typer.Option(min=8, help="Side to scale images to.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of the method, e.g. loss=softmax; repeatable."),
+    ] = None,
     radius: Annotated[float, typer.Option(help="Unit of length of distances.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     device: Device = "auto",
     checkpoint_seconds: Annotated[float, typer.Option(min=0)] = 60.0,
 ) -> None:
@@ -101,7 +109,7 @@ def train(
     commands.train(
         data,
         out,
-        known=None if known is None else [name.strip() for name in known.split(",")],
+        known=None if known is None else [n.strip() for n in known.split(",") if n.strip()],
         keep=keep if reject else None,
         guarantee=guarantee,
         by=by,
@@ -112,6 +120,7 @@ def train(
         device=device,
         checkpoint_seconds=checkpoint_seconds,
         method=method,
+        settings=_settings(setting or []),
         seed=seed,
         recipe_changes={
             "backbone": None if backbone == "auto" else backbone,
@@ -168,9 +177,12 @@ def doctor(device: Device = "auto") -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """Parse and call; every failure a person can cause is one line on stderr."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
     command = typer.main.get_command(app)
     try:
-        code = command.main(arguments, prog_name="deepsimplex", standalone_mode=False)
+        arguments = sys.argv[1:] if arguments is None else arguments
+        code = command.main(arguments or ["--help"], prog_name="deepsimplex", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _UsageError as error:
         return _fail(2, _usage(error, command))
@@ -184,15 +196,36 @@ def run(arguments: list[str] | None = None) -> int:
         # The reader went away (| head): leave quietly, and keep Python from flushing into it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except MemoryError:
+        return _fail(1, "expected enough memory; got too little; use smaller images or batches")
     except OSError as error:
         what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         return _fail(
             1, f"expected to read and write files; got {what}; check path, rights and space"
         )
+    except Exception as error:  # a bug: one line for the user, the rest for the report
+        if "DEEPSIMPLEX_DEBUG" in os.environ:
+            raise
+        what = f"{type(error).__name__}: {error}"
+        return _fail(70, f"a bug: {what}; DEEPSIMPLEX_DEBUG=1 shows where; please report it")
 
 
 def main() -> None:
     sys.exit(run())
+
+
+def _settings(pairs: list[str]) -> dict[str, Any]:
+    """name=value pairs; a value is a number where it reads as one."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set takes name=value, not {pair!r}")
+        try:
+            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
+        except ValueError:
+            found[name] = text
+    return found
 
 
 def _fail(code: int, message: str) -> int:

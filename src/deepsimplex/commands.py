@@ -18,19 +18,16 @@ import torch
 from torch import Tensor
 
 from deepsimplex import compare
+from deepsimplex.data.folders import image_files
+from deepsimplex.data.pictures import read_images
 from deepsimplex.data.protocols import digits_trial, known_classes
-from deepsimplex.data.sources import (
-    LabelledSet,
-    hold_out,
-    image_files,
-    load_data,
-    read_images,
-    to_tensor,
-)
+from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.fitting import check_request, fit_model
+from deepsimplex.methods import settings_for
 from deepsimplex.metrics import accuracy
-from deepsimplex.model import Decision, Model, fit_model
+from deepsimplex.model import Decision, Model
 from deepsimplex.recipes import default_recipe, digits_recipe
 from deepsimplex.runs import Run, environment, fingerprint, write_json
 from deepsimplex.terminal import console, percent, spread, table, training
@@ -88,7 +85,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
         for decision, name in zip(best.decide(to_tensor(images[:2])), names, strict=False):
             console.print(f"  a '{name}' → {decision.reason}")
     record = {
-        "command": "deepsimplex demo",
+        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
         "methods": tables,
@@ -98,7 +95,8 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
     compare.gather_scores(out / "scores.npz", sorted(out.glob("*/scores.npz")))
     console.print(
         f"\nModel: {out / 'dsc-0' / 'model.safetensors'}\nNumbers: {out / 'results.json'}\n"
-        f"Took {record['seconds']:.0f} s. Next: deepsimplex predict {out / 'dsc-0'} digits"
+        f"Took {record['seconds']:.0f} s. Next, with a folder of images for each class in "
+        f"photos/: {_called()} train photos --out runs/photos"
     )
 
 
@@ -117,44 +115,50 @@ def train(
     device: str,
     checkpoint_seconds: float,
     method: str,
+    settings: dict[str, Any],
     seed: int,
     recipe_changes: dict[str, Any],
 ) -> None:
-    data = load_data(source, size=size).known_only()
+    where = pick_device(device)
+    if not str(out).strip("."):
+        raise DeepSimplexError("--out as a folder of its own", repr(str(out)), "e.g. runs/first")
+    if size is not None and Path(source).suffix == ".npz":
+        raise DeepSimplexError("no --size for arrays", f"--size {size}", "resize them in the file")
+    whole = load_data(source, size=size)
+    data = whole.known_only()
     classes = known_classes(data, known if known is not None else list(data.classes))
     chosen = np.isin(data.names, classes)
     images = to_tensor(data.images[chosen])
     labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
     shape = tuple(images.shape[1:])
-    recipe = default_recipe(method, shape, seed)
-    changes = {name: value for name, value in recipe_changes.items() if value is not None}
-    recipe = dataclasses.replace(recipe, **changes)
-    extra = _background(background, shape)
+    recipe = dataclasses.replace(
+        default_recipe(method, shape, seed),
+        settings=settings_for(method, settings),
+        **{name: value for name, value in recipe_changes.items() if value is not None},
+    )
+    extra = _background(background, images)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
+    if whole.said:
+        console.print(f"Found: {whole.said}.")
+    unused = len(whole.labels) - len(labels)
     console.print(
         f"Data: {data.source}, {len(classes)} known classes ({', '.join(classes[:8])}"
         f"{', …' if len(classes) > 8 else ''}), shape {shape}, {len(training_part)} to train, "
-        f"{len(held)} held out to calibrate{'' if extra is None else f', {len(extra)} background'}."
+        f"{len(held)} held out to calibrate"
+        f"{'' if extra is None else f', {len(extra)} background'}"
+        f"{f', {unused} of other classes not used' if unused else ''}."
     )
-    asked = {
-        "source": data.source,
-        "known": list(classes),
-        "keep": keep,
-        "guarantee": guarantee,
-        "by": by,
-        "score": score,
-        "radius": radius,
-        "fingerprint": fingerprint(images, labels, extra),
-    }
-    with Run(out, recipe, asked, checkpoint_seconds) as run:
+    promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
+    promise |= {"score": score, "radius": radius}
+    check_request(recipe, shape, len(classes), **promise)
+    asked = {"source": data.source, "known": list(classes), **promise}
+    asked["fingerprint"] = fingerprint(images, labels, extra)
+    with Run(out, recipe, asked, checkpoint_seconds, where) as run:
         if run.results is not None:
-            console.print(
-                f"Already finished: {run.model_path}. Choose another --out to train anew."
-            )
+            console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
         if (out / "checkpoint.safetensors").exists():
             console.print(f"Going on from the checkpoint in {out}.")
-        where = pick_device(device)
         console.print(f"Device: {where}. Method: {method}, {recipe.epochs} epochs.")
         with training("Training") as begin:
             model = fit_model(
@@ -162,62 +166,62 @@ def train(
                 torch.from_numpy(labels[training_part]),
                 classes,
                 recipe,
-                keep=keep,
-                guarantee=guarantee,
-                by=by,
-                score=score,
-                radius=radius,
+                **promise,
                 background=extra,
-                calibration=(images[held], torch.from_numpy(labels[held])),
+                calibration=images[held],
                 device=device,
                 keeper=run,
                 report=begin(method),
             )
         model.save(run.model_path)
-        results: dict[str, Any] = {"model": run.model_path.name, "images": len(training_part)}
-        if len(held):
-            by_class, _ = model.scores(images[held])
-            results["held_out_accuracy"] = accuracy(labels[held], by_class.argmax(1))
-            console.print(
-                f"Accuracy on the {len(held)} held-out images: "
-                f"{percent(results['held_out_accuracy'])} %."
-            )
-        if model.threshold is not None:
-            results["threshold"] = model.threshold.to_json()
-            console.print(f"Threshold: {model.threshold.meaning()}")
-        run.finish(results, where)
-    console.print(f"Model: {run.model_path}\nNext: deepsimplex predict {out} IMAGES")
+        run.finish(_training_results(model, images[held], labels[held]))
+    console.print(f"Model: {run.model_path}\nNext: {_called()} predict {out} IMAGES")
+
+
+def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[str, Any]:
+    """What training can say of itself: accuracy on the held-out knowns, and the threshold."""
+    results: dict[str, Any] = {"held_out": len(labels)}
+    if len(labels):
+        results["held_out_accuracy"] = accuracy(labels, model.judge(images).predicted)
+        reached = percent(results["held_out_accuracy"])
+        console.print(f"Accuracy on the {len(labels)} held-out images: {reached} %.")
+    if model.threshold is not None:
+        results["threshold"] = model.threshold.to_json()
+        console.print(f"Threshold: {model.threshold.meaning()}")
+    return results
 
 
 def evaluate(path: Path, source: str, as_json: bool, device: str) -> None:
     model = load_model(path, device)
     data = _data_for(model, source)
+    seen = model.was_seen(to_tensor(data.images))
+    if seen.all():
+        raise DeepSimplexError(
+            f"images in {source} that the model was not trained on",
+            f"{len(seen)}, all trained or calibrated on",
+            "keep a test folder apart",
+        )
+    images, names = data.images[~seen], data.names[~seen]
     classes = [str(name) for name in model.classes]
-    known = np.isin(data.names, classes)
-    if not len(known):
-        raise DeepSimplexError(f"images in {source}", "none", "check the path")
-    labels = np.array([classes.index(name) for name in data.names[known]], dtype=np.int64)
-    record: dict[str, Any] = {
-        "model": str(path),
-        "data": source,
-        "known": int(known.sum()),
-        "unknown": int((~known).sum()),
-    }
-    if known.all():
-        by_class, scores = model.scores(to_tensor(data.images))
-        predicted = by_class.argmax(1)
-        record["accuracy"] = accuracy(labels, predicted)
-        record["known_kept"] = float((scores >= model.limits(predicted)).mean())
-    elif not known.any():
-        by_class, scores = model.scores(to_tensor(data.images))
-        kept = scores >= model.limits(by_class.argmax(1))
-        record["unknown_rejected"] = float(1 - kept.mean())
-    else:
-        tested = compare.evaluate(model, (data.images[known], labels), data.images[~known])
+    known = np.isin(names, classes)
+    labels = np.array([classes.index(name) for name in names[known]], dtype=np.int64)
+    record: dict[str, Any] = {"model": str(path), "data": source, "left_out": int(seen.sum())}
+    record |= {"known": int(known.sum()), "unknown": int((~known).sum())}
+    if known.any() and not known.all():
+        tested = compare.evaluate(model, (images[known], labels), images[~known])
         record |= tested.report(model)
+    else:
+        verdicts = model.judge(to_tensor(images))
+        kept = float(verdicts.accepted.mean())
+        if known.all():
+            record |= {"accuracy": accuracy(labels, verdicts.predicted), "known_kept": kept}
+        else:
+            record["unknown_rejected"] = 1 - kept
     if as_json:
         print(json.dumps(record))
         return
+    if seen.any():
+        console.print(f"{seen.sum()} images were trained or calibrated on and are left out.")
     console.print(f"{record['known']} known and {record['unknown']} unknown images of {source}.")
     measured = [(n, h) for n, h in zip(MEASURES, HEADINGS, strict=True) if n in record]
     table(
@@ -229,8 +233,8 @@ def evaluate(path: Path, source: str, as_json: bool, device: str) -> None:
 
 def predict(path: Path, inputs: list[str], form: str, device: str) -> None:
     model = load_model(path, device)
-    writer = csv.writer(sys.stdout)
-    columns = ("input", "label", "nearest", model.score, "limit", "reason")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    columns = ("input", "label", "nearest", model.score, "threshold", "reason")
     rows = []
     if form == "csv":
         writer.writerow(columns)
@@ -263,8 +267,8 @@ def doctor(device: str) -> bool:
     began = time.perf_counter()
     images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
     model = fit_model(images, labels, trial.classes, recipe, device=device)
-    by_class, _ = model.scores(to_tensor(trial.known_test[0]))
-    reached = accuracy(trial.known_test[1], by_class.argmax(1))
+    tested = model.judge(to_tensor(trial.known_test[0]))
+    reached = accuracy(trial.known_test[1], tested.predicted)
     fine = reached > 0.8
     console.print(
         f"{'training':>13}  5 epochs of digits in {time.perf_counter() - began:.1f} s, "
@@ -275,57 +279,91 @@ def doctor(device: str) -> bool:
 
 def load_model(path: Path, device: str) -> Model:
     """A model file, or the one in a run folder."""
-    return Model.load(path / "model.safetensors" if path.is_dir() else path, device)
+    inside = path / "model.safetensors"
+    if path.is_dir() and not inside.exists():
+        raise DeepSimplexError(
+            f"a finished run in {path}", "no model in it", "repeat the train command to go on"
+        )
+    return Model.load(inside if path.is_dir() else path, device)
 
 
 def _data_for(model: Model, source: str) -> LabelledSet:
     """Test data in the model's own shape."""
-    if len(model.shape) == 3:
-        channels, size, _ = model.shape
-        data = load_data(source, part="test", size=size, channels=channels)
-    else:
-        data = load_data(source, part="test")
-    found = tuple(to_tensor(data.images[:1]).shape[1:])
-    if found != model.shape:
+    if Path(source).is_dir() or Path(source).suffix == ".csv":
+        size, channels = _picture_shape(model)
+        return load_data(source, part="test", size=size, channels=channels)
+    data = load_data(source, part="test")
+    found = to_tensor(data.images[:1])
+    if tuple(found.shape[1:]) != model.shape or model.pixels != (found.dtype == torch.uint8):
+        kind = "uint8 pixels" if model.pixels else "numbers"
         raise DeepSimplexError(
-            f"samples of shape {model.shape}, as in training",
-            f"{found} in {source}",
+            f"{kind} of shape {model.shape}, as trained",
+            f"{data.images.dtype} of shape {tuple(found.shape[1:])} in {source}",
             "convert them",
         )
     return data
 
 
+def _picture_shape(model: Model) -> tuple[int, int]:
+    """Side and channels that image files must be brought to, if the model takes such at all."""
+    if len(model.shape) != 3 or not model.pixels or model.shape[1] != model.shape[2]:
+        kind = "vectors" if len(model.shape) == 1 else "arrays"
+        raise DeepSimplexError(
+            f"{kind} of shape {model.shape}, as trained", "image files", "give a .npz file"
+        )
+    return model.shape[1], model.shape[0]
+
+
 def _decisions(model: Model, inputs: list[str]) -> Iterator[tuple[str, Decision]]:
-    files = []
+    """Decisions in the order of the inputs; files that stand together are read together."""
+    files: list[Path] = []
+
+    def read() -> Iterator[tuple[str, Decision]]:
+        for start in range(0, len(files), 256):
+            chunk = files[start : start + 256]
+            images = to_tensor(read_images(chunk, *_picture_shape(model)))
+            yield from zip(map(str, chunk), model.decide(images), strict=True)
+        files.clear()
+
     for name in inputs:
         path = Path(name)
         if name == "digits" or path.suffix == ".npz":
-            images = to_tensor(_data_for(model, name).images)
-            for index, decision in enumerate(model.decide(images)):
-                yield f"{name}[{index}]", decision
+            yield from read()
+            decided = model.decide(to_tensor(_data_for(model, name).images))
+            yield from ((f"{name}[{index}]", one) for index, one in enumerate(decided))
         elif path.is_dir():
-            files += image_files(path)
-        else:
+            found = image_files(path)
+            if not found:
+                raise DeepSimplexError(f"images in {path}", "none", "check the path")
+            files += found
+        elif path.exists():
             files.append(path)
-    if files and len(model.shape) != 3:
-        raise DeepSimplexError(
-            f"feature vectors of {model.shape[0]} numbers", "image files", "give a .npz file"
-        )
-    for start in range(0, len(files), 256):
-        chunk = files[start : start + 256]
-        images = to_tensor(read_images(chunk, model.shape[1], model.shape[0]))
-        yield from zip(map(str, chunk), model.decide(images), strict=True)
+        else:
+            raise DeepSimplexError(f"a file or folder at {path}", "nothing", "check the path")
+    yield from read()
 
 
-def _background(folder: Path | None, shape: tuple[int, ...]) -> Tensor | None:
+def _background(folder: Path | None, images: Tensor) -> Tensor | None:
     if folder is None:
         return None
-    if len(shape) != 3 or not folder.is_dir():
-        raise DeepSimplexError("a folder of images as background", f"{folder}", "check the path")
+    shape = tuple(images.shape[1:])
+    square = len(shape) == 3 and shape[1] == shape[2] and images.dtype == torch.uint8
+    if not square or not folder.is_dir():
+        raise DeepSimplexError(
+            "a folder of images as background for square uint8 images",
+            f"{folder} for {images.dtype} of shape {shape}",
+            "check the path, or leave it out",
+        )
     files = image_files(folder)
     if not files:
         raise DeepSimplexError(f"images in {folder}", "none", "check the path")
     return to_tensor(read_images(files, shape[1], shape[0]))
+
+
+def _called() -> str:
+    """The command as the user called it."""
+    name = Path(sys.argv[0])
+    return str(name) if name.name == "deepsimplex" and not name.is_absolute() else "deepsimplex"
 
 
 def _limit(value: float | None) -> str:

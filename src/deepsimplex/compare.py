@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from deepsimplex import metrics
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
-from deepsimplex.model import Model, fit_model
+from deepsimplex.fitting import fit_model
+from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, fingerprint, write_arrays
+from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Evaluation:
     """Predictions and every named score of a trial's test images, knowns apart from unknowns."""
 
@@ -78,12 +80,11 @@ def run_trial(
 ) -> dict[str, Any]:
     """Train, calibrate and test one method on one trial in its own run folder, or go on there."""
     images, calibration = to_tensor(trial.train[0]), to_tensor(trial.calibration[0])
-    data = {
-        "trial": trial.name,
-        "keep": keep,
-        "fingerprint": fingerprint(*trial.train, calibration),
-    }
-    with Run(folder, recipe, data) as run:
+    data: dict[str, Any] = {"trial": trial.name, "keep": keep}
+    tested = (*trial.known_test, trial.unknown_test)
+    data["fingerprint"] = fingerprint(*trial.train, *trial.calibration, *tested)
+    began = time.perf_counter()
+    with Run(folder, recipe, data, device=pick_device(device)) as run:
         if run.results is not None:
             return run.results
         model = fit_model(
@@ -92,7 +93,7 @@ def run_trial(
             trial.classes,
             recipe,
             keep=keep,
-            calibration=(calibration, torch.from_numpy(trial.calibration[1])),
+            calibration=calibration,
             device=device,
             keeper=run,
             report=report,
@@ -106,9 +107,11 @@ def run_trial(
             "seed": recipe.seed,
             "score": model.score,
             "counts": trial.counts(),
+            "commit": code_commit(),
+            "seconds": time.perf_counter() - began,
             **evaluation.report(model),
         }
-        run.finish(results, pick_device(device))
+        run.finish(results)
         return results
 
 
@@ -126,6 +129,6 @@ def summary(results: list[dict[str, Any]], measures: tuple[str, ...]) -> dict[st
     table = {}
     for name in measures:
         values = np.array([record[name] for record in results])
-        sd = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        sd = float(values.std(ddof=1)) if len(values) > 1 else None
         table[name] = {"mean": float(values.mean()), "sd": sd, "values": values.tolist()}
     return table

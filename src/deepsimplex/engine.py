@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from deepsimplex.batches import TrainingSet, draw, epoch_order, mix, passes, resident
 from deepsimplex.data.augment import check_augment
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
-from deepsimplex.methods.base import Method, Stage, Update
+from deepsimplex.methods.base import Method, Optimiser, Stage, Update
 from deepsimplex.recipes import Recipe, learning_rate
 
 
@@ -65,7 +65,6 @@ def train(
 ) -> None:
     """Train `method` in place by `recipe`; leave it on the device, in eval mode."""
     where = pick_device(device)
-    _check(data, recipe)
     with _reproducible(recipe, where):
         method.to(where)
         data = resident(data, where)
@@ -76,24 +75,21 @@ def train(
         for number, stage in enumerate(method.stages(recipe.epochs)):
             if number < place.stage:
                 continue
-            optimisers = {update.name: _optimiser(recipe, update) for update in stage.updates}
+            how = _check(data, recipe, stage)
+            optimisers = _optimisers(recipe, stage)
             meter = Meter(stage, where)
             if saved and number == saved.place.stage:
                 _restore_stage(saved, optimisers, meter)
-            steps = max(1, len(data.labels) // recipe.batch_size)
-            total = stage.epochs * steps
-            method.train()
-            for module in stage.frozen:
-                module.eval()
+            _set_mode(method, stage)
             while place.epoch < stage.epochs:
                 began = time.perf_counter()
-                known, background = epoch_order(data, recipe, stage, number, place.epoch, steps)
-                for step in range(place.step, steps):
-                    at = place.epoch * steps + step
-                    batch = draw(data, known[step], background, step, at, recipe.augment)
+                known, background = epoch_order(data, recipe, stage, number, place.epoch)
+                for step in range(place.step, len(known)):
+                    at = place.epoch * len(known) + step
+                    batch = draw(data, known[step], background, step, at, how)
                     for update in stage.updates:
-                        optimiser = optimisers[update.name]
-                        _set_rate(optimiser, recipe, update, at, total)
+                        optimiser = optimisers[update.shares or update.name]
+                        _set_rate(optimiser, recipe, update, at, stage.epochs * len(known))
                         optimiser.zero_grad(set_to_none=True)
                         with _precision(recipe, where):
                             loss = update.loss(batch)
@@ -109,6 +105,7 @@ def train(
                     asked = keeper.stopping() if keeper else None
                     if keeper and (asked or keeper.due()):
                         meter.check(recipe)
+                        _check_weights(method, recipe)
                         keeper.save(_snapshot(place, method, optimisers, meter, where))
                         if asked:
                             raise Stopped(asked)
@@ -124,10 +121,10 @@ def train(
                 with torch.no_grad():
                     stage.finish(lambda: passes(data))
             place = Place(number + 1)
+            _check_weights(method, recipe)
             if keeper:
                 keeper.save(_snapshot(place, method, {}, None, where))
-        method.eval()
-        _check_weights(method)
+        method.requires_grad_(True).eval()
 
 
 class Meter:
@@ -142,7 +139,7 @@ class Meter:
     def observe(self, name: str, loss: Tensor, at: int) -> None:
         self.totals[name] += loss.float()
         bad = ~loss.isfinite() & (self.first_bad < 0)
-        self.first_bad = torch.where(bad, at, self.first_bad)
+        self.first_bad.masked_fill_(bad, at)
         if name == self.stage.updates[-1].name:
             self.counts += 1
 
@@ -171,13 +168,32 @@ class Meter:
         return {**totals, "counts": self.counts, "first_bad": self.first_bad}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def outputs(method: Method, images: Tensor, batch: int = 1024) -> Tensor:
     """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d)."""
+    return torch.cat([rows.cpu() for rows in _outputs(method, images, batch)])
+
+
+@torch.no_grad()
+def scores(
+    method: Method, images: Tensor, score: str, also: tuple[str, ...] = (), batch: int = 1024
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Class scores by `score`, (n, C), and knownness by it and others, (n,); float64, CPU."""
+    by_class, known = [], {name: [] for name in (score, *also)}  # type: ignore[var-annotated]
+    for rows in _outputs(method, images, batch):
+        by_class.append(method.class_scores(rows, score).double().cpu())
+        for name, pieces in known.items():
+            pieces.append(method.knownness(rows, name).double().cpu())
+    return torch.cat(by_class), {name: torch.cat(pieces) for name, pieces in known.items()}
+
+
+def _outputs(method: Method, images: Tensor, batch: int) -> Iterator[Tensor]:
     method.eval()
     where = next(method.parameters()).device
-    pieces = [method(rows.to(where)).cpu() for rows in images.split(batch)]
-    return torch.cat(pieces)
+    # TensorFloat-32 would make a GPU's scores differ from a CPU's in the fourth digit.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for rows in images.split(batch):
+            yield method(rows.to(where))
 
 
 def pick_device(name: str) -> torch.device:
@@ -188,45 +204,89 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise DeepSimplexError("device 'auto', 'cpu' or 'cuda'", repr(name), "choose one") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type not in ("cpu", "cuda"):
+        raise DeepSimplexError("device 'auto', 'cpu' or 'cuda'", repr(name), "choose one")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeepSimplexError(
-            "a usable CUDA device", "none found by this torch", "use device='cpu' or 'auto'"
+            "a usable CUDA device",
+            f"{torch.cuda.device_count()} found by this torch",
+            "use device='cpu' or 'auto'",
         )
     return device
 
 
-def _check(data: TrainingSet, recipe: Recipe) -> None:
-    check_augment(recipe.augment, tuple(data.images.shape[1:]))
+def _check(data: TrainingSet, recipe: Recipe, stage: Stage) -> str:
+    """See that the stage can run on this data; the name of its augmentation."""
+    how = stage.augment or recipe.augment
+    check_augment(how, tuple(data.images.shape[1:]))
     if len(data.images) != len(data.labels) or len(data.labels) < 2:
         raise DeepSimplexError(
             "two or more images with a label each",
             f"{len(data.images)} images and {len(data.labels)} labels",
             "check the training set",
         )
+    if data.background is not None and data.background.shape[1:] != data.images.shape[1:]:
+        raise DeepSimplexError(
+            f"background of shape {tuple(data.images.shape[1:])}",
+            f"{tuple(data.background.shape[1:])}",
+            "resize it",
+        )
+    names = [update.name for update in stage.updates]
+    assert len(names) == len(set(names)), f"updates of one name in stage {stage.name!r}"
+    return how
+
+
+def _set_mode(method: Method, stage: Stage) -> None:
+    """Train mode but for what is frozen; gradients for what the stage moves and nothing else."""
+    method.train()
+    for module in stage.frozen:
+        module.eval()
+    method.requires_grad_(False)
+    for update in stage.updates:
+        for parameter in update.parameters:
+            parameter.requires_grad_(True)
+
+
+def _optimisers(recipe: Recipe, stage: Stage) -> dict[str, torch.optim.Optimizer]:
+    """One for each update, or for all updates that share a name."""
+    made: dict[str, torch.optim.Optimizer] = {}
+    for update in stage.updates:
+        made.setdefault(update.shares or update.name, _optimiser(recipe, update))
+    return made
 
 
 def _optimiser(recipe: Recipe, update: Update) -> torch.optim.Optimizer:
-    own = update.optimiser
-    kind = own.kind if own else recipe.optimiser
-    rate = own.learning_rate if own else recipe.learning_rate
-    momentum = own.momentum if own else recipe.momentum
-    decay = own.weight_decay if own else recipe.weight_decay
-    if kind == "sgd":
-        nesterov = recipe.nesterov and momentum > 0
+    own = update.optimiser or Optimiser(
+        recipe.optimiser,
+        recipe.learning_rate,
+        recipe.momentum,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+    )
+    if own.kind == "sgd":
         return torch.optim.SGD(
-            update.parameters, rate, momentum, weight_decay=decay, nesterov=nesterov
+            update.parameters,
+            own.learning_rate,
+            own.momentum,
+            weight_decay=own.weight_decay,
+            nesterov=own.nesterov and own.momentum > 0,
         )
-    family = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
-    return family(update.parameters, rate, (momentum, 0.999), weight_decay=decay)
+    family = torch.optim.AdamW if own.kind == "adamw" else torch.optim.Adam
+    betas = own.momentum, own.beta2
+    return family(update.parameters, own.learning_rate, betas, weight_decay=own.weight_decay)
 
 
 def _set_rate(
     optimiser: torch.optim.Optimizer, recipe: Recipe, update: Update, at: int, total: int
 ) -> None:
-    base = update.optimiser.learning_rate if update.optimiser else recipe.learning_rate
-    constant = update.optimiser is not None and update.optimiser.constant
+    own = update.optimiser
+    base = own.learning_rate if own else recipe.learning_rate
+    if own and own.schedule:
+        rate = base * own.schedule(at, total)
+    else:
+        rate = learning_rate(recipe, base, at, total)
     for group in optimiser.param_groups:
-        group["lr"] = base if constant else learning_rate(recipe, base, at, total)
+        group["lr"] = rate
 
 
 def _precision(recipe: Recipe, device: torch.device) -> torch.autocast:
@@ -240,17 +300,21 @@ def _precision(recipe: Recipe, device: torch.device) -> torch.autocast:
 @contextlib.contextmanager
 def _reproducible(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Seed the generators, and put them and the determinism flags back afterwards."""
-    devices = [device] if device.type == "cuda" else []
     before = torch.are_deterministic_algorithms_enabled()
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(mix(recipe.seed, -1, 0))
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    seed = mix(recipe.seed, -1, 0)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         if recipe.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before)
+            torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 
 def _snapshot(
@@ -271,7 +335,7 @@ def _snapshot(
     tensors["rng.cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
-    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
     return Checkpoint(place, copies)
 
 
@@ -300,9 +364,12 @@ def _restore_stage(
             tensor.copy_(saved.tensors[f"meter.{name}"])
 
 
-def _check_weights(method: Method) -> None:
-    for name, tensor in method.named_parameters():
-        if tensor.numel() and not all(math.isfinite(v) for v in torch.aminmax(tensor.detach())):
+def _check_weights(method: Method, recipe: Recipe) -> None:
+    """No checkpoint and no model holds a number that is not finite."""
+    for name, tensor in method.state_dict().items():
+        if tensor.numel() and not all(math.isfinite(v) for v in torch.aminmax(tensor)):
             raise NonFiniteLossError(
-                "finite weights after training", f"NaN or infinity in {name}", "lower the rate"
+                "finite weights",
+                f"NaN or infinity in {name}",
+                f"lower the learning rate (now {recipe.learning_rate:g}) or look at the input",
             )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, from_numpy
 
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.model import Model, fit_model
+from deepsimplex.fitting import fit_model
+from deepsimplex.methods import settings_for
+from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe, default_recipe
 
 
@@ -36,6 +39,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         confidence for this one.
     by : "all" for one threshold, "predicted" for one a predicted class.
     knownness : the score of the method to reject by; None takes its default.
+    settings : changes to the method's own settings, e.g. {"loss": "softmax"}.
     unknown_label : what `predict` answers when it rejects; None takes −1 for numbers (one below
         the smallest label if −1 is a class) and "unknown" for names.
     radius : the unit of length of distances and thresholds; changes no decision.
@@ -56,6 +60,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         guarantee: str = "mean",
         by: str = "all",
         knownness: str | None = None,
+        settings: dict[str, Any] | None = None,
         unknown_label: Any = None,
         radius: float = 1.0,
         epochs: int | None = None,
@@ -73,6 +78,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         self.guarantee = guarantee
         self.by = by
         self.knownness = knownness
+        self.settings = settings
         self.unknown_label = unknown_label
         self.radius = radius
         self.epochs = epochs
@@ -84,7 +90,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike, background: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, *, background: ArrayLike | None = None) -> Self:
         """Train on known classes; `background` are images of none of them, shaped like X."""
         samples, targets = validate_data(self, X, y, allow_nd=True, ensure_min_samples=2)
         check_classification_targets(targets)
@@ -95,12 +101,12 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         images = _tensor(samples)
         others = None
         if background is not None:
-            others = _tensor(np.asarray(background))
-            if others.shape[1:] != images.shape[1:]:
+            others = _tensor(check_array(background, allow_nd=True, input_name="background"))
+            if others.shape[1:] != images.shape[1:] or others.dtype != images.dtype:
                 raise DeepSimplexError(
-                    f"background shaped like X, (n, {', '.join(map(str, samples.shape[1:]))})",
-                    f"{np.shape(background)}",
-                    "resize it",
+                    f"background like X, {samples.dtype} (n, {_times(samples.shape[1:])})",
+                    f"{np.asarray(background).dtype} ({_times(np.shape(background))})",
+                    "convert it",
                 )
         model = fit_model(
             images,
@@ -115,28 +121,30 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             background=others,
             device=self.device,
         )
-        return self._adopt(model)
+        return self._adopt(dataclasses.replace(model, unknown_label=self.unknown_label))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The nearest class, or `unknown_label_` where knownness is below the threshold."""
-        by_class, knownness = self._scores(X)
-        predicted = by_class.argmax(1)
-        labels = self.classes_[predicted]
+        images = self._images(X)
+        verdicts = self.model_.judge(images)
+        labels = self.classes_[verdicts.predicted]
         if self.model_.threshold is None:
             return labels
-        rejected = knownness < self.model_.limits(predicted)
-        if np.asarray(self.unknown_label_).dtype.kind in "US" and labels.dtype.kind not in "US":
-            labels = labels.astype(object)
-        return np.where(rejected, self.unknown_label_, labels)
+        rejected = ~verdicts.accepted
+        labels = labels.astype(_wide_enough(labels.dtype, self.unknown_label_))
+        labels[rejected] = self.unknown_label_
+        return labels
 
     def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:
         """Class scores (n, C), larger = nearer; for two classes their difference (n,)."""
-        by_class, _ = self._scores(X)
+        images = self._images(X)
+        by_class, _ = self.model_.scores(images)
         return by_class[:, 1] - by_class[:, 0] if by_class.shape[1] == 2 else by_class
 
     def score_samples(self, X: ArrayLike) -> NDArray[np.float64]:
         """Knownness (n,), higher = more known; rejected below `threshold_`."""
-        return self._scores(X)[1]
+        images = self._images(X)
+        return self.model_.scores(images)[1]
 
     def save(self, path: str | Path) -> None:
         """The fitted model in one safetensors file."""
@@ -155,6 +163,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             guarantee="mean" if threshold is None else threshold.guarantee,
             by="all" if threshold is None else threshold.by,
             knownness=model.score,
+            settings=dataclasses.asdict(recipe.settings),
+            unknown_label=model.unknown_label,
             radius=model.radius,
             epochs=recipe.epochs,
             batch_size=recipe.batch_size,
@@ -182,16 +192,19 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _recipe(self, shape: tuple[int, ...]) -> Recipe:
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        seed = self.random_state
+        if not isinstance(seed, Integral):
+            seed = check_random_state(seed).randint(2**31 - 1)
         changes = {
             name: getattr(self, name)
             for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "augment")
             if getattr(self, name) is not None
         }
-        changes["calibration"] = self.calibration_size
+        changes |= {"calibration": self.calibration_size}
+        changes |= {"settings": settings_for(self.method, self.settings)}
         if self.backbone != "auto":
-            changes["backbone"] = self.backbone
-        return dataclasses.replace(default_recipe(self.method, shape, seed), **changes)
+            changes |= {"backbone": self.backbone}
+        return dataclasses.replace(default_recipe(self.method, shape, int(seed)), **changes)
 
     def _unknown_label(self) -> Any:
         """The label of rejection: never one of the classes."""
@@ -205,7 +218,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             )
         return label
 
-    def _scores(self, X: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _images(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
         images = _tensor(validate_data(self, X, reset=False, allow_nd=True))
         if tuple(images.shape[1:]) != self.model_.shape:
@@ -214,7 +227,21 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                 f"{tuple(images.shape[1:])}",
                 "give them the shape of the training samples",
             )
-        return self.model_.scores(images)
+        return images
+
+
+def _wide_enough(dtype: np.dtype[Any], unknown: Any) -> np.dtype[Any]:
+    """A type for the classes' labels and the label of rejection side by side."""
+    other = np.asarray(unknown).dtype
+    if dtype.kind in "iu" and other.kind in "iu":
+        return np.dtype(np.int64 if dtype != np.uint64 else object)
+    if (dtype.kind in "US" and other.kind in "US") or (dtype.kind == "f" and other.kind in "iuf"):
+        return np.result_type(dtype, other)
+    return np.dtype(object)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return ", ".join(str(size) for size in shape)
 
 
 def _tensor(X: np.ndarray) -> Tensor:

@@ -1,4 +1,4 @@
-"""The trained thing: fitted by a recipe, deciding with reasons, kept in one checksummed file.
+"""The trained thing: deciding with reasons, kept in one checksummed file.
 
 The file is safetensors: weights, and metadata with class names, preprocessing, architecture,
 simplex, score, threshold, calibration, recipe and version. A SHA-256 over every byte (its own 64
@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,10 @@ from torch import Tensor
 
 import deepsimplex
 from deepsimplex import engine
-from deepsimplex.backbones import resolve_backbone
-from deepsimplex.batches import TrainingSet
-from deepsimplex.calibration import Threshold, conformal_threshold
-from deepsimplex.data.sources import hold_out
-from deepsimplex.engine import Keeper
+from deepsimplex.calibration import Threshold
 from deepsimplex.errors import DeepSimplexError, ModelFileError
 from deepsimplex.methods import build_method
-from deepsimplex.methods.base import Method, check_score
+from deepsimplex.methods.base import NUMBERS, Method, check_score
 from deepsimplex.methods.dsc import DSC
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import write_atomically
@@ -41,6 +36,7 @@ FORMAT = 1
 _LENGTHS = {"distance": 1, "dot": 2}
 _MARK = b'"deepsimplex":"{\\"sha256\\":\\"'
 _HEADER_LIMIT = 64 << 20
+_SEEN = "seen.digests"
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,20 @@ class Decision:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Verdicts:
+    """What was decided about n images: class index, knownness, its limit, and whether it passed."""
+
+    predicted: np.ndarray
+    knownness: np.ndarray
+    limits: np.ndarray
+
+    @property
+    def accepted(self) -> np.ndarray:
+        return self.knownness >= self.limits
+
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """Scores and thresholds are kept at unit radius and shown in units of `radius`."""
 
@@ -65,6 +74,20 @@ class Model:
     score: str
     threshold: Threshold | None = None
     radius: float = 1.0
+    unknown_label: Any = None  # the estimator's, if it was given one
+    pixels: bool = True  # trained on uint8
+    seen: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # digests
+
+    def __post_init__(self) -> None:
+        names = self.classes.tolist() if self.classes.ndim == 1 else []
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise DeepSimplexError("two or more different classes", f"{names}", "rename them")
+        radius: Any = self.radius
+        if not (isinstance(radius, NUMBERS) and 0 < radius < np.inf):
+            raise DeepSimplexError("a radius above 0", repr(self.radius), "it is a unit of length")
+        limits = () if self.threshold is None else self.threshold.values
+        if len(limits) not in (0, 1, len(names)):
+            raise DeepSimplexError(f"{len(names)} thresholds", f"{len(limits)}", "calibrate again")
 
     @property
     def unit(self) -> float:
@@ -76,19 +99,14 @@ class Model:
 
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
-        outputs = engine.outputs(self.method, images)
-        by_class = self.method.class_scores(outputs, self.score).double().numpy()
-        known = self.method.knownness(outputs, self.score).double().numpy()
-        return by_class * self.unit, known * self.unit
+        by_class, known = engine.scores(self.method, images, self.score)
+        return by_class.numpy() * self.unit, known[self.score].numpy() * self.unit
 
     def all_scores(self, images: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Predictions (n,) and knownness (n,) by every score of the method."""
-        outputs = engine.outputs(self.method, images)
-        predicted = self.method.class_scores(outputs, self.score).argmax(1).numpy()
-        return predicted, {
-            name: self.method.knownness(outputs, name).double().numpy() * self._unit(name)
-            for name in self.method.scores
-        }
+        by_class, known = engine.scores(self.method, images, self.score, self.method.scores)
+        units = {name: values.numpy() * self._unit(name) for name, values in known.items()}
+        return by_class.argmax(1).numpy(), units
 
     def limits(self, predicted: np.ndarray) -> np.ndarray:
         """The threshold that applies to each prediction, in units of the radius: (n,) → (n,)."""
@@ -96,15 +114,27 @@ class Model:
             return np.full(len(predicted), -np.inf)
         return self.threshold.limit_for(predicted) * self.unit
 
-    def decide(self, images: Tensor) -> list[Decision]:
+    def judge(self, images: Tensor) -> Verdicts:
+        """The nearest class of each image, and whether it is known enough to be called that."""
         by_class, knownness = self.scores(images)
         predicted = by_class.argmax(1)
+        return Verdicts(predicted, knownness, self.limits(predicted))
+
+    def decide(self, images: Tensor) -> list[Decision]:
+        """`judge`, image by image, with reasons."""
+        v = self.judge(images)
         decisions = []
-        for j, value, limit in zip(predicted, knownness, self.limits(predicted), strict=True):
-            known, name = bool(value >= limit), self.classes[j]
-            reason = _reason(self.score, known, name, float(value), float(limit))
-            decisions.append(Decision(known, name, float(value), float(limit), reason))
+        for j, value, limit, known in zip(
+            v.predicted, v.knownness.tolist(), v.limits.tolist(), v.accepted.tolist(), strict=True
+        ):
+            reason = _reason(self.score, known, self.classes[j], value, limit)
+            decisions.append(Decision(known, self.classes[j], value, limit, reason))
         return decisions
+
+    def was_seen(self, images: Tensor) -> np.ndarray:
+        """Which images were trained or calibrated on, by content: (n, …) → (n,) bool."""
+        seen = {row.tobytes() for row in self.seen}
+        return np.array([row.tobytes() in seen for row in digests(images)], dtype=bool)
 
     def save(self, path: str | Path) -> None:
         """One file, written beside and renamed."""
@@ -113,70 +143,17 @@ class Model:
     @staticmethod
     def load(path: str | Path, device: str = "auto") -> Model:
         """The model in the file, or a ModelFileError that says what is wrong with it."""
+        where = engine.pick_device(device)
         model = _unpack(Path(path))
-        model.method.to(engine.pick_device(device)).eval()
+        model.method.to(where).eval()
         return model
 
 
-def fit_model(
-    images: Tensor,
-    labels: Tensor,
-    classes: Sequence[Any] | np.ndarray,
-    recipe: Recipe,
-    *,
-    keep: float | None = None,
-    guarantee: str = "mean",
-    by: str = "all",
-    score: str | None = None,
-    radius: float = 1.0,
-    background: Tensor | None = None,
-    calibration: tuple[Tensor, Tensor] | None = None,
-    device: str = "auto",
-    keeper: Keeper | None = None,
-    report: Callable[[dict[str, Any]], None] | None = None,
-) -> Model:
-    """Train on raw images (n, …) with labels 0…C−1, then calibrate on knowns held out.
-
-    With `keep` set, the threshold comes from `calibration` (images, labels) or, without it, from
-    a share of the training images that the network then never sees. Unknowns play no part.
-    """
-    if radius <= 0 or not np.isfinite(radius):
-        raise DeepSimplexError("a radius above 0", repr(radius), "it is the unit of length")
-    names = np.asarray(classes)
-    shape = tuple(images.shape[1:])
-    recipe = dataclasses.replace(recipe, backbone=resolve_backbone(recipe.backbone, shape))
-    if keep is not None and calibration is None:
-        training, held = hold_out(labels.numpy(), recipe.calibration, recipe.seed)
-        calibration = images[held], labels[held]
-        images, labels = images[training], labels[training]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        method = build_method(recipe.method, recipe.backbone, shape, len(names), recipe.settings)
-    score = score or method.scores[0]
-    check_score(method, score)
-    method.encoder.normalise.fit(images)
-    data = TrainingSet(images, labels, background)
-    engine.train(method, data, recipe, device=device, keeper=keeper, report=report)
-    if len(shape) == 1:
-        method.double()  # so that a row's scores do not depend on the rows beside it
-    model = Model(method, recipe, names, shape, score, radius=radius)
-    if keep is None or calibration is None:
-        return model
-    return calibrate(model, calibration[0], keep, guarantee=guarantee, by=by)
-
-
-def calibrate(
-    model: Model, images: Tensor, keep: float, *, guarantee: str = "mean", by: str = "all"
-) -> Model:
-    """The model with a reject threshold from known images it was not trained on."""
-    if by not in ("all", "predicted"):
-        raise DeepSimplexError("by 'all' or 'predicted'", repr(by), "choose one")
-    by_class, knownness = dataclasses.replace(model, radius=1.0).scores(images)
-    predicted = by_class.argmax(1) if by == "predicted" else None
-    threshold = conformal_threshold(
-        knownness, keep, predicted=predicted, classes=len(model.classes), guarantee=guarantee
-    )
-    return dataclasses.replace(model, threshold=threshold)
+def digests(images: Tensor) -> np.ndarray:
+    """Eight bytes of a content hash of each image: (n, …) → (n, 8)."""
+    rows = np.ascontiguousarray(images.numpy(force=True))
+    found = [hashlib.blake2b(row.data, digest_size=8).digest() for row in rows]
+    return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 8).copy()
 
 
 def _reason(score: str, known: bool, name: Any, value: float, limit: float) -> str:
@@ -191,15 +168,22 @@ def _reason(score: str, known: bool, name: Any, value: float, limit: float) -> s
 
 def _pack(model: Model) -> bytes:
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.method.state_dict().items()}
+    tensors[_SEEN] = torch.from_numpy(model.seen)
     record: dict[str, Any] = {
         "sha256": "0" * 64,
         "format": FORMAT,
         "version": deepsimplex.__version__,
         "classes": model.classes.tolist(),
         "labels": model.classes.dtype.str,
-        "preprocessing": {"shape": list(model.shape), "range": "raw", "normalised": "in the net"},
+        "preprocessing": {
+            "shape": list(model.shape),
+            "input": "uint8 pixels 0…255" if model.pixels else "numbers as trained on",
+            "normalisation": "by the network, from its training images",
+            "pixels": model.pixels,
+        },
         "score": model.score,
         "radius": model.radius,
+        "unknown_label": model.unknown_label,
         "threshold": None if model.threshold is None else model.threshold.to_json(),
         "recipe": model.recipe.to_json(),
     }
@@ -224,7 +208,7 @@ def _unpack(path: Path) -> Model:
         tensors = from_safetensors(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         record = json.loads(header["__metadata__"]["deepsimplex"])
-        if record["format"] != FORMAT:
+        if record["format"] is True or record["format"] != FORMAT:
             raise ModelFileError(
                 f"model format {FORMAT} in {path}",
                 f"format {record['format']} of version {record['version']}",
@@ -267,10 +251,17 @@ def _check_bytes(path: Path, content: bytes) -> None:
 def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     recipe = Recipe.from_json(record["recipe"])
     shape = tuple(int(size) for size in record["preprocessing"]["shape"])
+    if max(shape) > 1 << 20:
+        raise ValueError(f"an input of shape {shape}")
     classes = np.array(record["classes"], dtype=np.dtype(record["labels"]))
+    if classes.tolist() != record["classes"]:
+        raise ValueError("class names that do not fit their type")
+    seen = tensors.pop(_SEEN).numpy()
     with torch.device("meta"):  # no memory is taken on the word of a header
         method = build_method(recipe.method, recipe.backbone, shape, len(classes), recipe.settings)
     method.load_state_dict(tensors, assign=True)
+    if any(t.is_meta for t in (*method.parameters(), *method.buffers())):
+        raise ValueError("weights missing")
     method.requires_grad_(False)
     check_score(method, record["score"])
     threshold = record["threshold"]
@@ -281,5 +272,8 @@ def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
         shape,
         record["score"],
         None if threshold is None else Threshold.from_json(threshold),
-        float(record["radius"]),
+        record["radius"],
+        record["unknown_label"],
+        bool(record["preprocessing"]["pixels"]),
+        seen,
     )

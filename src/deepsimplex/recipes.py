@@ -1,4 +1,4 @@
-"""Every number that training needs, as frozen dataclasses: the defaults and the paper's."""
+"""Every number that training needs, as frozen dataclasses, and the defaults by input shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import method_row, settings_for
-from deepsimplex.methods.dsc import DSCSettings
+from deepsimplex.methods.base import NUMBERS, WHOLE_NUMBERS, check_choices
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Recipe:
     momentum: float = 0.9  # β₁ for AdamW
     nesterov: bool = True
     weight_decay: float = 5e-4
-    clip: float | None = 1.0  # largest norm of a step's gradient: eq. 4 is stable at any rate so
+    clip: float | None = 1.0  # largest norm of a step's gradient (docs/decisions/0007)
     warmup: float = 0.05  # share of all steps with a linearly rising rate; cosine to 0 after
     augment: str = "none"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -36,14 +36,28 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        row = method_row(self.method)
         if self.settings is None:
-            object.__setattr__(self, "settings", method_row(self.method).settings)
-        for name, least in (("epochs", 0), ("batch_size", 1), ("background_batch", 1), ("seed", 0)):
+            object.__setattr__(self, "settings", row.settings)
+        if type(self.settings) is not type(row.settings):
+            raise DeepSimplexError(
+                f"{type(row.settings).__name__} for method {self.method!r}",
+                type(self.settings).__name__,
+                "give settings=None, or the method's own",
+            )
+        check_choices(self)
+        for name, least, most in (
+            ("epochs", 0, 10**9),
+            ("batch_size", 2, 10**9),
+            ("background_batch", 1, 10**9),
+            ("seed", 0, 2**63 - 1),
+        ):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if not isinstance(value, WHOLE_NUMBERS) or not least <= value <= most:
                 raise DeepSimplexError(
-                    f"{name} as a whole number of {least} or more", repr(value), "change the recipe"
+                    f"{name} as a whole number from {least} to {most}", repr(value), "change it"
                 )
+            object.__setattr__(self, name, int(value))
         for name, low, high in (
             ("learning_rate", 0.0, math.inf),
             ("momentum", 0.0, 1.0),
@@ -52,20 +66,13 @@ class Recipe:
             ("calibration", 0.0, 1.0),
         ):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not low <= value < high:
+            if not isinstance(value, NUMBERS) or not low <= value < high:
                 raise DeepSimplexError(
-                    f"{name} from {low:g} to below {high:g}", repr(value), "change the recipe"
+                    f"{name} from {low:g} to below {high:g}", repr(value), "change it"
                 )
+            object.__setattr__(self, name, float(value))
         if self.clip is not None and not 0 < self.clip < math.inf:
-            raise DeepSimplexError("clip above 0, or None", repr(self.clip), "change the recipe")
-        for name, choices in (
-            ("optimiser", ("sgd", "adamw")),
-            ("precision", ("auto", "float32", "bfloat16")),
-        ):
-            if getattr(self, name) not in choices:
-                raise DeepSimplexError(
-                    f"{name} among {', '.join(choices)}", repr(getattr(self, name)), "choose one"
-                )
+            raise DeepSimplexError("clip above 0, or None", repr(self.clip), "change it")
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -110,32 +117,3 @@ def default_recipe(method: str, shape: tuple[int, ...], seed: int = 0) -> Recipe
     if max(shape[1:]) <= 28:
         return digits_recipe(method, seed)
     return Recipe(method=method, augment="crop", weight_decay=1e-4, seed=seed)
-
-
-def paper_open_set() -> Recipe:
-    """The paper's open-set training, where it says: u = 64 (no effect at unit radius), lr 0.1.
-
-    Batch, epochs and decay are the released code's: 128 + 128 background, 100, 1e-4.
-    """
-    return Recipe(
-        settings=DSCSettings(background="hinge-A", margin=1 / (2 * 64)),
-        backbone="osrci",
-        weight_decay=1e-4,
-        clip=None,
-        warmup=0.0,
-        nesterov=False,
-        augment="crop+flip",
-    )
-
-
-def paper_closed_set() -> Recipe:
-    """The released code's CIFAR training: ResNet-18, batch 128, 400 epochs, decay 5e-4."""
-    return Recipe(
-        backbone="resnet18-cifar",
-        epochs=400,
-        learning_rate=0.05,
-        clip=None,
-        warmup=0.0,
-        nesterov=False,
-        augment="crop+flip",
-    )

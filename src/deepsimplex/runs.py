@@ -11,7 +11,6 @@ The same command goes on where it stopped; a lock keeps two processes apart.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import json
@@ -33,7 +32,7 @@ from torch import Tensor
 
 import deepsimplex
 from deepsimplex.engine import Checkpoint, Place
-from deepsimplex.errors import RunError
+from deepsimplex.errors import RunError, Stopped
 from deepsimplex.recipes import Recipe
 
 
@@ -114,7 +113,7 @@ def code_commit() -> str | None:
     try:
         if Path(git("rev-parse", "--show-toplevel")) != here.parents[1]:
             return None  # installed below somebody else's repository
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "src") else "")
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -123,9 +122,15 @@ class Run:
     """A run folder, open and locked for the length of a `with` block; the loop's keeper."""
 
     def __init__(
-        self, folder: Path, recipe: Recipe, data: dict[str, Any], checkpoint_seconds: float = 60.0
+        self,
+        folder: Path,
+        recipe: Recipe,
+        data: dict[str, Any],
+        checkpoint_seconds: float = 60.0,
+        device: torch.device | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self.device = device
         self.asked = json.loads(json.dumps({"recipe": recipe.to_json(), "data": data}))
         self.checkpoint_seconds = checkpoint_seconds
         self.signal: int | None = None
@@ -145,6 +150,8 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
     def __enter__(self) -> Run:
+        import fcntl  # POSIX only; the estimator does without run folders
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / "lock").open("wb")
@@ -165,9 +172,13 @@ class Run:
             ) from None
         try:
             self._agree()
+            if self.results is None:
+                self._note_environment()
         except BaseException:
             self._lock.close()
             raise
+        for left in self.folder.glob(".*.part"):
+            left.unlink()  # of a process that was killed while it wrote
         self._log = (self.folder / "log.jsonl").open("ab")
         self._saved_at = time.monotonic()
         if threading.current_thread() is threading.main_thread():
@@ -188,10 +199,12 @@ class Run:
             if file is not None:
                 file.close()
         if self.signal is not None and kind is None:
-            signal.raise_signal(self.signal)  # it came after the last step: obey it now
+            raise Stopped(self.signal)  # it came after the last step: obeyed now
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Stop at the next step; a second signal acts at once."""
         self.signal = number
+        signal.signal(number, self._handlers[number])
 
     def _agree(self) -> None:
         """Write recipe.json, or see that the one here asks for the same."""
@@ -209,6 +222,19 @@ class Run:
                 f"a different {', '.join(_differences(here, self.asked))}",
                 "choose another --out, or delete that folder to begin anew",
             )
+
+    def _note_environment(self) -> None:
+        """environment.json: of the first session, and of each later one that differs."""
+        path = self.folder / "environment.json"
+        now = environment(self.device)
+        if not path.exists():
+            write_json(path, now | {"resumed": []})
+            return
+        record = json.loads(path.read_text())
+        sessions = [{k: v for k, v in record.items() if k != "resumed"}, *record["resumed"]]
+        if now != sessions[-1]:
+            record["resumed"].append(now)
+            write_json(path, record)
 
     # The loop's keeper: engine.Keeper
 
@@ -229,6 +255,10 @@ class Run:
                 raise RunError(
                     f"a checkpoint in {path}", "a broken file", "delete it to begin the run anew"
                 ) from None
+        if self._log.seek(0, os.SEEK_END) < offset:
+            raise RunError(
+                f"the log of {offset} bytes in {self.folder}", "a shorter one", "begin the run anew"
+            )
         self._log.truncate(offset)
         return checkpoint
 
@@ -252,9 +282,8 @@ class Run:
     def stopping(self) -> int | None:
         return self.signal
 
-    def finish(self, results: dict[str, Any], device: torch.device | None = None) -> None:
-        """environment.json, then results.json: its presence means the run is complete."""
-        write_json(self.folder / "environment.json", environment(device))
+    def finish(self, results: dict[str, Any]) -> None:
+        """results.json: its presence means the run is complete."""
         write_json(self.folder / "results.json", results)
 
 

@@ -63,9 +63,11 @@ class Simplex:
             raise DeepSimplexError(
                 f"kind to be one of {', '.join(get_args(Kind))}", repr(self.kind), "choose one"
             )
-        for name, value in (("classes", self.classes), ("dim", self.dim)):
-            if isinstance(value, bool) or not isinstance(value, int):
+        for name in ("classes", "dim"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise DeepSimplexError(f"{name} to be an int", repr(value), "pass a whole number")
+            object.__setattr__(self, name, int(value))
         if self.classes < 2:
             raise DeepSimplexError(
                 "at least 2 classes",

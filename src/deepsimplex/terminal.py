@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
-# Lines are folded between words on a terminal, and left whole for pipes and files.
-console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+def _console(width: int | None = None) -> Console:
+    """Names may hold brackets and colons: no markup, no emoji.
+
+    Lines are folded between words on a terminal, and left whole for pipes and files.
+    """
+    whole = not sys.stdout.isatty()
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=whole, width=width)
+
+
+console = _console()
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -22,7 +38,8 @@ def percent(value: float) -> str:
 
 
 def spread(cell: dict[str, Any]) -> str:
-    return f"{100 * cell['mean']:.1f} ± {100 * cell['sd']:.1f}"
+    sd = "" if cell["sd"] is None else f" ± {100 * cell['sd']:.1f}"
+    return f"{100 * cell['mean']:.1f}{sd}"
 
 
 def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -34,25 +51,28 @@ def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str
         grid.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    target = console if console.is_terminal else Console(highlight=False, width=10_000)
-    target.print(grid)
+    (console if console.is_terminal else _console(width=10_000)).print(grid)
 
 
 @contextlib.contextmanager
 def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]]:
     """A bar over all epochs of all trainings; yields a function that begins the next one.
 
-    Not a terminal: a line as each training begins, and every tenth of its epochs.
+    Not a terminal: a line as each training begins, and one at most every ten seconds.
     """
     if not console.is_terminal:
 
         def plain(name: str) -> Report:
             console.print(f"{title}: {name}")
+            said = time.monotonic()
 
             def line(record: dict[str, Any]) -> None:
-                epoch, epochs = record["epoch"], record["epochs"]
-                if trainings == 1 and (epoch % max(1, epochs // 10) == 0 or epoch == epochs):
-                    console.print(f"  {_state(record)}")
+                nonlocal said
+                last = record["epoch"] == record["epochs"]
+                if record["epoch"] == 1 or last or time.monotonic() - said > 10:
+                    if trainings == 1:
+                        console.print(f"  {_state(record)}")
+                    said = time.monotonic()
 
             return line
 
@@ -64,7 +84,7 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(),
+        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None, state="")
@@ -95,5 +115,5 @@ def _loss(record: dict[str, Any]) -> str:
 def _state(record: dict[str, Any]) -> str:
     return (
         f"epoch {record['epoch']}/{record['epochs']}  loss {_loss(record)}  "
-        f"{record['seconds']:.2f} s"
+        f"about {record['seconds'] * (record['epochs'] - record['epoch']):.0f} s left"
     )

@@ -96,5 +96,10 @@ def known_classes(data: LabelledSet, known: list[str]) -> tuple[str, ...]:
             "check the spelling",
         )
     if len(set(known)) < 2:
-        raise DeepSimplexError("at least 2 known classes", f"{len(set(known))}", "name more")
+        names = f" ({', '.join(known)})" if known else ""
+        raise DeepSimplexError(
+            f"at least 2 known classes in {data.source}",
+            f"{len(set(known))}{names}",
+            "give images of another class (label -1 and 'unknown' are no classes)",
+        )
     return tuple(dict.fromkeys(known))

@@ -1,23 +1,23 @@
-"""Where images come from: scikit-learn's digits, arrays in .npz, a folder a class."""
+"""Where images come from: scikit-learn's digits, arrays in .npz, a folder a class, a table."""
 
 from __future__ import annotations
 
+import os
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from deepsimplex.data.cache import REMEDY, Progress, open_cache, remembered
+from deepsimplex.data.folders import TABLES, UNKNOWN, Listing, list_images
+from deepsimplex.data.pictures import BadPictureError, bad_pictures, look, shown, try_images
 from deepsimplex.errors import DeepSimplexError
 
-# Raster formats by allow-list; Pillow's other readers are never called.
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
-UNKNOWN_FOLDER = "unknown"
-DEFAULT_SIZE = 64
+# Small enough to train in minutes on a CPU; --size asks for more.
+DEFAULT_SIZE = 28
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,70 @@ class LabelledSet:
     images: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
+    said: str = ""  # how a folder or table was understood
+    skipped: tuple[str, ...] = ()  # bad files left out, as asked
 
     @property
     def names(self) -> np.ndarray:
         """The class name of each image; "unknown" for label −1."""
-        return np.array([*self.classes, UNKNOWN_FOLDER])[self.labels]
+        return np.array([*self.classes, UNKNOWN])[self.labels]
 
     def known_only(self) -> LabelledSet:
-        """Without the images that are only for evaluation."""
+        """Without the images that are only for evaluation; no copy where these come last."""
         keep = self.labels >= 0
-        return replace(self, images=self.images[keep], labels=self.labels[keep])
+        count = int(keep.sum())
+        chosen = slice(count) if keep[:count].all() else keep
+        return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
 
 def load_data(
-    source: str, *, part: str = "train", size: int | None = None, channels: int | None = None
+    source: str,
+    *,
+    part: str = "train",
+    size: int | None = None,
+    channels: int | None = None,
+    on_bad: str = "fail",
+    cache: Path | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
 ) -> LabelledSet:
-    """`digits`, a .npz file, or a folder with one folder a class.
+    """`digits`, a .npz file, a folder with one folder a class, or a table of path and label.
 
-    `part` chooses the train or test part where a source has both (digits, and .npz files with
-    X_train, y_train, X_test, y_test). `size` and `channels` are for image files: given, they are
-    enforced; else they are read off the images.
+    `part` chooses train, val or test where a source has parts. The others are for image files:
+    `size` and `channels` are enforced if given, else read off the images; bad files are all named
+    in one error, or with on_bad="skip" left out; with a `cache` folder they are decoded once, by
+    `workers` processes, and the images are memory-mapped.
     """
+    if on_bad not in ("fail", "skip"):
+        raise DeepSimplexError("on_bad 'fail' or 'skip'", repr(on_bad), "choose one")
     if source == "digits":
         return _digits_part(part)
     path = Path(source)
-    if path.is_dir():
-        return _load_folder(path, size, channels)
+    if path.is_dir() or (path.suffix.lower() in TABLES and path.is_file()):
+        listing = list_images(path).part(part)
+        if size is None or channels is None:
+            found = _shape(listing, cache)
+            size, channels = size or found[0], channels or found[1]
+        if cache is None:
+            images, kept = _read(listing, size, channels, on_bad)
+        else:
+            images, kept = open_cache(
+                listing.files,
+                size,
+                channels,
+                cache,
+                workers=workers or len(os.sched_getaffinity(0)),
+                on_bad=on_bad,
+                progress=progress,
+            )
+        return _labelled(listing, images, kept)
     if path.suffix == ".npz" and path.is_file():
         return _load_npz(path, part)
     got = "a file of another kind" if path.exists() else "nothing of that name"
     raise DeepSimplexError(
-        f"'digits', a .npz file or a folder of class folders at {source!r}", got, "check the path"
+        f"'digits', a .npz file, a .csv table or a folder of class folders at {source!r}",
+        got,
+        "check the path",
     )
 
 
@@ -84,46 +117,16 @@ def hold_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
 
 
 def to_tensor(images: np.ndarray) -> Tensor:
-    """(n, h, w, c) or (n, h, w) → (n, c, h, w); vectors as they are; floats as float32."""
-    array = images if images.dtype == np.uint8 else images.astype(np.float32)
+    """(n, h, w, c) or (n, h, w) → (n, c, h, w), uint8 or float32; vectors (n, p) as float64."""
+    array = images
+    if images.ndim == 2 or images.dtype != np.uint8:
+        array = images.astype(np.float64 if images.ndim == 2 else np.float32)
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim == 4:
         array = array.transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def image_files(folder: Path) -> list[Path]:
-    """Image files below a folder, by name; hidden files are passed over."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
-    )
-
-
-def read_images(paths: list[Path], size: int, channels: int) -> np.ndarray:
-    """Decode, turn upright, scale the short side to `size`, cut the centre: (n, size, size, c)."""
-    out = np.empty((len(paths), size, size, channels), np.uint8)
-    bad = []
-    for index, path in enumerate(paths):
-        try:
-            with Image.open(path, formats=FORMATS) as image:
-                upright = ImageOps.exif_transpose(image)
-                plain = upright.convert("L" if channels == 1 else "RGB")
-                fitted = ImageOps.fit(plain, (size, size), Image.Resampling.BILINEAR)
-            out[index] = np.asarray(fitted).reshape(size, size, channels)
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError):
-            bad.append(str(path))
-        except Image.DecompressionBombError:
-            bad.append(f"{path} (too large)")
-    if bad:
-        raise DeepSimplexError(
-            f"readable images ({', '.join(FORMATS)})",
-            f"{len(bad)} that are not: {', '.join(bad)}",
-            "repair or remove them",
-        )
-    return out
+    # torch wants to be able to write; a memory map of ours may not be written.
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))
 
 
 def _digits_part(part: str) -> LabelledSet:
@@ -132,48 +135,66 @@ def _digits_part(part: str) -> LabelledSet:
     return replace(data, images=data.images[chosen], labels=data.labels[chosen])
 
 
-def _load_folder(root: Path, size: int | None, channels: int | None) -> LabelledSet:
-    folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
-    files = {folder.name: image_files(folder) for folder in folders}
-    files = {name: paths for name, paths in files.items() if paths}
-    classes = tuple(name for name in files if name != UNKNOWN_FOLDER)
-    if not classes:
+def _read(listing: Listing, size: int, channels: int, on_bad: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images in memory, and which of the files they are."""
+    images, bad = try_images(listing.files, size, channels)
+    if bad and (on_bad == "fail" or len(bad) == len(images)):
+        raise bad_pictures([(listing.files[index], reason) for index, reason in bad], REMEDY)
+    kept = np.setdiff1d(np.arange(len(images)), [index for index, _ in bad])
+    return (images[kept] if bad else images), kept
+
+
+def _labelled(listing: Listing, images: np.ndarray, kept: np.ndarray) -> LabelledSet:
+    labels = listing.labels[kept]
+    lost = set(listing.labels.tolist()) - set(labels.tolist()) - {-1}
+    if lost:
         raise DeepSimplexError(
-            f"one folder of images a class below {root}",
-            f"{len(folders)} folders, none with images of {', '.join(SUFFIXES)}",
-            "put each class's images into a folder named after it",
+            f"a readable image in each class of {shown(listing.root)}",
+            f"none in {', '.join(listing.classes[label] for label in sorted(lost))}",
+            "repair its images, or take the class away",
         )
-    paths, labels = [], []
-    for name, members in files.items():
-        paths += members
-        labels += [-1 if name == UNKNOWN_FOLDER else classes.index(name)] * len(members)
-    if size is None or channels is None:
-        found_size, found_channels = _look(paths)
-        size, channels = size or found_size, channels or found_channels
-    return LabelledSet(str(root), read_images(paths, size, channels), np.array(labels), classes)
+    skipped = sorted(set(range(len(listing.files))) - set(kept.tolist()))
+    return LabelledSet(
+        str(listing.root),
+        images,
+        labels,
+        listing.classes,
+        listing.interpretation,
+        tuple(shown(listing.files[index]) for index in skipped),
+    )
 
 
-def _look(paths: list[Path]) -> tuple[int, int]:
+def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
     """Size and channels for a set: its own size if all agree and it is small; grey if all are."""
-    sizes, grey = set(), True
-    for path in paths:
-        try:
-            with Image.open(path, formats=FORMATS) as image:
-                sizes.add(image.size)
-                grey &= image.mode in ("1", "L", "I;16", "I", "F")
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError):
-            continue  # named by read_images
-    own = min(min(s) for s in sizes) if len(sizes) == 1 else DEFAULT_SIZE
-    return min(own, DEFAULT_SIZE), 1 if grey else 3
+
+    def answer() -> tuple[int, int]:
+        sizes, grey = set(), True
+        for path in listing.files:
+            try:
+                seen = look(path)
+            except BadPictureError:
+                continue  # named when it is read
+            sizes.add(seen.size)
+            grey &= seen.grey
+        own = min(sizes.pop()) if len(sizes) == 1 else DEFAULT_SIZE
+        return min(own, DEFAULT_SIZE), 1 if grey else 3
+
+    if cache is None:
+        return answer()
+    size, channels = remembered(listing.files, cache, "shape", answer)
+    return size, channels
 
 
 def _load_npz(path: Path, part: str) -> LabelledSet:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        objects = "Object arrays" in str(error)
         raise DeepSimplexError(
-            f"plain arrays in {path}", " ".join(str(error).split())[:120], "write it with np.savez"
+            f"plain arrays in {path}",
+            "Python objects" if objects else "something else, or a damaged file",
+            "convert labels with .astype(str)" if objects else "write it with np.savez",
         ) from None
     suffix = f"_{part}" if f"X_{part}" in arrays else ""
     if f"X{suffix}" not in arrays:
@@ -183,14 +204,15 @@ def _load_npz(path: Path, part: str) -> LabelledSet:
             "write it with np.savez(path, X=images, y=labels)",
         )
     images = arrays[f"X{suffix}"]
-    if images.ndim not in (2, 3, 4) or images.dtype.kind not in "uif" or len(images) == 0:
+    if images.ndim not in (2, 3, 4) or images.dtype.kind not in "uif" or images.size == 0:
         raise DeepSimplexError(
-            "X of numbers, shaped (n, p), (n, h, w) or (n, h, w, c)",
+            "X of real numbers, shaped (n, p), (n, h, w) or (n, h, w, c), none of them 0",
             f"{images.dtype} {images.shape}",
-            "reshape it",
+            "convert it",
         )
-    if images.dtype.kind == "f" and not np.isfinite(images).all():
-        raise DeepSimplexError(f"finite X in {path}", "NaN or infinity", "clean the array")
+    limit = np.finfo(np.float32).max
+    if images.dtype.kind == "f" and not (np.abs(images) <= limit).all():
+        raise DeepSimplexError(f"finite X in {path}", "NaN, infinity or over 3e38", "clean it")
     if images.ndim == 3:
         images = images[..., None]
     names = arrays.get(f"y{suffix}")
@@ -198,8 +220,17 @@ def _load_npz(path: Path, part: str) -> LabelledSet:
         return LabelledSet(str(path), images, np.full(len(images), -1), ())
     if names.shape != (len(images),):
         raise DeepSimplexError(f"y of shape ({len(images)},)", f"{names.shape}", "one label each")
+    whole = names.dtype.kind != "f" or (np.isfinite(names) & (names == np.floor(names))).all()
+    if names.dtype.kind == "f" and whole:
+        names = names.astype(np.int64)
     text = names.astype(str)
-    unknown = np.isin(text, (UNKNOWN_FOLDER, "-1"))
+    if names.dtype.kind not in "iuUSb" or not whole or (text == "").any():
+        raise DeepSimplexError(
+            f"y of whole numbers or names in {path}",
+            "empty, fractional or other",
+            "name the classes",
+        )
+    unknown = np.isin(text, (UNKNOWN, "-1"))
     classes, labels = np.unique(text[~unknown], return_inverse=True)
     indices = np.full(len(text), -1)
     indices[~unknown] = labels

@@ -6,7 +6,8 @@ each step and after the last one. The loop (engine.py) knows nothing else about 
 method knows nothing about loops, devices or files.
 
 State that must survive a stop (running centres, counters, Weibull tails) is a registered buffer:
-it is in the checkpoint and in the model file because it is in `state_dict()`.
+it is in the checkpoint and in the model file because it is in `state_dict()`. Randomness comes
+from torch's generators, which are kept; NumPy's and Python's are not.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What a loss sees: images (n, …), labels (n,), background images (K, …) or None."""
 
@@ -31,6 +33,10 @@ class Batch:
     background: Tensor | None
     step: int  # counted over the stage; survives resume
 
+
+# What counts as a number in settings and recipes; bool is one to Python, and refused by range.
+NUMBERS = (int, float, np.integer, np.floating)
+WHOLE_NUMBERS = (int, np.integer)
 
 # Each call is one pass over the training set in order, not augmented: class means, Weibull tails.
 Passes = Callable[[], Iterable[Batch]]
@@ -43,31 +49,41 @@ class Optimiser:
     kind: Literal["sgd", "adamw", "adam"]
     learning_rate: float
     momentum: float = 0.9  # β₁ for Adam
+    beta2: float = 0.999
+    nesterov: bool = False
     weight_decay: float = 0.0
-    constant: bool = False  # no schedule
+    schedule: Callable[[int, int], float] | None = None  # (step, steps) → factor; None: recipe's
 
 
 @dataclass(frozen=True)
 class Update:
     """One optimiser step: the loss it descends and the parameters it moves.
 
-    `loss` may update buffers in place (running centres, counters), as BatchNorm does.
+    `loss` may update buffers in place (running centres, counters), as BatchNorm does. Updates
+    that name the same `shares` step one optimiser, with one momentum.
     """
 
     name: str
     loss: Callable[[Batch], Tensor]
     parameters: tuple[nn.Parameter, ...]
     optimiser: Optimiser | None = None
+    shares: str | None = None
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training. Updates run in order on each batch."""
+    """A stretch of training. Updates run in order on each batch.
+
+    Parameters of no update get no gradient. None takes the recipe's number.
+    """
 
     name: str
     updates: tuple[Update, ...]
     epochs: int
-    per_class: int | None = None  # class-balanced P×K batches of K = per_class images each
+    batch_size: int | None = None
+    background_batch: int | None = None
+    augment: str | None = None
+    per_class: int | None = None  # class-balanced P×K batches of K = per_class images or more
     frozen: tuple[nn.Module, ...] = ()  # kept in eval mode
     after_step: Callable[[Batch], None] | None = None  # without gradients
     finish: Callable[[Passes], None] | None = None  # after the last step, in eval mode
@@ -76,20 +92,22 @@ class Stage:
 class Normalise(nn.Module):
     """(x − mean) / std by channel for images (n, c, h, w), by column for vectors (n, p).
 
-    Raw input goes in, uint8 pixels as 0…255; the statistics are part of the model.
+    Raw input goes in, uint8 pixels as 0…255; the statistics are part of the model. The mean of a
+    vector's column is kept and subtracted in float64: a column may sit far from zero.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         size = (shape[0], *(1 for _ in shape[1:]))
-        self.register_buffer("mean", torch.zeros(size))
+        exact = torch.float64 if len(shape) == 1 else torch.float32
+        self.register_buffer("mean", torch.zeros(size, dtype=exact))
         self.register_buffer("std", torch.ones(size))
 
     mean: Tensor
     std: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
-        return (images.to(self.mean.dtype) - self.mean) / self.std
+        return (images.to(self.mean.dtype) - self.mean).to(self.std.dtype) / self.std
 
     def fit(self, images: Tensor) -> None:
         """Statistics of the training images (n, …); a constant channel is only centred."""
@@ -115,6 +133,7 @@ class Encoder(nn.Module):
 
     def __init__(self, backbone: nn.Module, features: int, shape: tuple[int, ...]) -> None:
         super().__init__()
+        self.shape = shape
         self.features = features
         self.normalise = Normalise(shape)
         self.backbone = backbone
@@ -154,6 +173,19 @@ def known_and_background(
         return method(batch.images), None
     outputs = method(torch.cat([batch.images, batch.background]))
     return outputs[: len(batch.images)], outputs[len(batch.images) :]
+
+
+def check_choices(settings: Any) -> None:
+    """Every Literal field of a settings dataclass has one of its values."""
+    for name, hint in get_type_hints(type(settings)).items():
+        pure = get_origin(hint) is Literal
+        parts = [hint] if pure else get_args(hint)
+        choices = [v for part in parts if get_origin(part) is Literal for v in get_args(part)]
+        value = getattr(settings, name)
+        if choices and (pure or isinstance(value, str)) and value not in choices:
+            raise DeepSimplexError(
+                f"{name} among {', '.join(map(str, choices))}", repr(value), "choose one"
+            )
 
 
 def check_score(method: Method, score: str) -> None:

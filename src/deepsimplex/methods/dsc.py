@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,13 @@ from deepsimplex import losses
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import build_head, choose_head
 from deepsimplex.methods.base import (
+    NUMBERS,
     Batch,
     Encoder,
     Method,
     Stage,
     Update,
+    check_choices,
     check_score,
     known_and_background,
 )
@@ -36,6 +39,17 @@ class DSCSettings:
     simplex: Kind = "regular"
     width: int | None = None  # dim of a truncated or doubled simplex after a head; C−1 if None
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, least in (("margin", 0), ("temperature", 1e-12), ("background_weight", 0)):
+            value: Any = getattr(self, name)
+            if value != "auto" and not (isinstance(value, NUMBERS) and least <= value < math.inf):
+                raise DeepSimplexError(f"{name} of {least:g} or more", repr(value), "change it")
+        if self.loss in ("hinge", "authors") and self.margin == "auto":
+            raise DeepSimplexError(
+                f"a number as margin for loss {self.loss!r}", "'auto'", "give the margin"
+            )
+
 
 class DSC(Method):
     """Features at unit radius; scores −distance, cosine and dot product to the nearest vertex.
@@ -46,10 +60,6 @@ class DSC(Method):
 
     def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:
         super().__init__()
-        if settings.loss in ("hinge", "authors") and settings.margin == "auto":
-            raise DeepSimplexError(
-                f"a number as margin for loss {settings.loss!r}", "'auto'", "give the margin"
-            )
         self.settings = settings
         self.scores = ("distance", "cosine", "dot")
         if settings.loss == "softmax":
@@ -117,5 +127,5 @@ class DSC(Method):
 
 
 def _number(margin: float | str) -> float:
-    assert not isinstance(margin, str)  # refused in __init__
+    assert not isinstance(margin, str)  # refused by DSCSettings
     return margin

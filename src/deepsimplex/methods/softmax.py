@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
     Batch,
     Encoder,
@@ -20,6 +21,12 @@ from deepsimplex.methods.base import (
 @dataclass(frozen=True)
 class SoftmaxSettings:
     label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise DeepSimplexError(
+                "label_smoothing from 0 to below 1", repr(self.label_smoothing), "change it"
+            )
 
 
 class Softmax(Method):

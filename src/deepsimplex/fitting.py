@@ -1,0 +1,149 @@
+"""From images and a recipe to a model: checked first, trained, then calibrated.
+
+Calibration images are knowns that train nothing; unknowns play no part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepsimplex import engine
+from deepsimplex.backbones import resolve_backbone
+from deepsimplex.batches import TrainingSet
+from deepsimplex.calibration import Threshold, conformal_threshold
+from deepsimplex.data.augment import check_augment
+from deepsimplex.data.sources import hold_out
+from deepsimplex.engine import Keeper
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.methods import build_method, method_row
+from deepsimplex.methods.base import check_score
+from deepsimplex.model import Model, digests
+from deepsimplex.recipes import Recipe
+
+
+def check_request(
+    recipe: Recipe,
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    keep: float | None,
+    guarantee: str,
+    by: str,
+    score: str | None,
+    radius: float,
+) -> None:
+    """Refuse what could not be done, before anything is trained or written."""
+    check_promise(keep, guarantee, by)
+    check_augment(recipe.augment, shape)
+    if not 0 < radius < np.inf:
+        raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")
+    name = resolve_backbone(recipe.backbone, shape)
+    with torch.device("meta"):
+        method = build_method(recipe.method, name, shape, classes, recipe.settings)
+    if score is not None:
+        check_score(method, score)
+
+
+def check_promise(keep: float | None, guarantee: str, by: str) -> None:
+    """A threshold's promise that can be kept."""
+    if keep is not None:
+        Threshold((-np.inf,), "all", keep, guarantee, 0.9, (0,))
+    if by not in ("all", "predicted"):
+        raise DeepSimplexError("by 'all' or 'predicted'", repr(by), "choose one")
+
+
+def fit_model(
+    images: Tensor,
+    labels: Tensor,
+    classes: Sequence[Any] | np.ndarray,
+    recipe: Recipe,
+    *,
+    keep: float | None = None,
+    guarantee: str = "mean",
+    by: str = "all",
+    score: str | None = None,
+    radius: float = 1.0,
+    background: Tensor | None = None,
+    calibration: Tensor | None = None,
+    device: str = "auto",
+    keeper: Keeper | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Model:
+    """Train on raw images (n, …) with labels 0…C−1, then calibrate on knowns held out.
+
+    With `keep` set, the threshold comes from the images of `calibration` or, without it, from a
+    share of the training images that the network then never sees. Unknowns play no part.
+    """
+    names = np.asarray(classes)
+    shape = tuple(images.shape[1:])
+    promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
+    check_request(recipe, shape, len(names), score=score, radius=radius, **promise)
+    _check_problem(labels, names, recipe, background)
+    recipe = dataclasses.replace(recipe, backbone=resolve_backbone(recipe.backbone, shape))
+    seen = [digests(images)]
+    if keep is not None and calibration is None:
+        training, held = hold_out(labels.numpy(), recipe.calibration, recipe.seed)
+        calibration = images[held]
+        images, labels = images[training], labels[training]
+    elif calibration is not None:
+        seen.append(digests(calibration))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(recipe.seed)
+        method = build_method(recipe.method, recipe.backbone, shape, len(names), recipe.settings)
+    score = score or method.scores[0]
+    check_score(method, score)
+    pixels = images.dtype == torch.uint8
+    model = Model(
+        method, recipe, names, shape, score, None, radius, None, pixels, np.concatenate(seen)
+    )
+    method.encoder.normalise.fit(images)
+    data = TrainingSet(images, labels, background)
+    engine.train(method, data, recipe, device=device, keeper=keeper, report=report)
+    if len(shape) == 1:
+        method.double()  # so that a row's scores do not depend on the rows beside it
+    if keep is None or calibration is None:
+        return model
+    return calibrate(model, calibration, keep, guarantee=guarantee, by=by)
+
+
+def calibrate(
+    model: Model, images: Tensor, keep: float, *, guarantee: str = "mean", by: str = "all"
+) -> Model:
+    """The model with a reject threshold from known images it was not trained on."""
+    check_promise(keep, guarantee, by)
+    count = len(model.classes) if by == "predicted" else 1
+    if len(images) == 0:
+        nothing = Threshold((-np.inf,) * count, by, keep, guarantee, 0.9, (0,) * count)
+        return dataclasses.replace(model, threshold=nothing)
+    by_class, knownness = dataclasses.replace(model, radius=1.0).scores(images)
+    predicted = by_class.argmax(1) if by == "predicted" else None
+    threshold = conformal_threshold(
+        knownness, keep, predicted=predicted, classes=len(model.classes), guarantee=guarantee
+    )
+    return dataclasses.replace(model, threshold=threshold)
+
+
+def _check_problem(
+    labels: Tensor, names: np.ndarray, recipe: Recipe, background: Tensor | None
+) -> None:
+    smallest, largest = (int(v) for v in torch.aminmax(labels)) if len(labels) else (0, 0)
+    if smallest < 0 or largest >= len(names):
+        raise DeepSimplexError(
+            f"labels in 0 … {len(names) - 1}, one for each class",
+            f"{smallest if smallest < 0 else largest}",
+            "number the classes from 0, without gaps",
+        )
+    if background is None:
+        return
+    if not method_row(recipe.method).uses_background:
+        raise DeepSimplexError(
+            f"no background for method {recipe.method!r}", "some", "leave it out, or choose dsc"
+        )
+    if len(background) == 0 or not background.isfinite().all():
+        raise DeepSimplexError("background images of finite numbers", "none", "check them")
