@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from deepsimplex.compare import Evaluation, gather_scores, summary
+from deepsimplex.compare import Evaluation, gather_scores
+from deepsimplex.tables import summary
 
 
 class Judge:

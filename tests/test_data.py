@@ -7,7 +7,7 @@ from PIL import Image
 
 from deepsimplex.data.augment import augment, check_augment, random_crop, random_flip
 from deepsimplex.data.pictures import read_images
-from deepsimplex.data.protocols import digits_trial, open_set_trial, splits
+from deepsimplex.data.protocols import digits_trial, split_trial, splits
 from deepsimplex.data.sources import hold_out, load_data, load_digits, to_tensor
 from deepsimplex.errors import DeepSimplexError
 
@@ -30,7 +30,7 @@ def test_digits_are_all_there():
 @pytest.mark.parametrize("number", range(5))
 def test_digits_trials(number):
     trial = digits_trial(number)
-    assert [int(c) for c in trial.classes] == splits("arpl", "mnist")[number]
+    assert [int(c) for c in trial.classes] == splits("arpl", "digits")[number]["known"]
     assert len(trial.classes) == 6
     assert not set(trial.unknown_names) & set(trial.classes)
     assert len(set(trial.unknown_names)) == 4
@@ -49,7 +49,7 @@ def test_digits_trials(number):
 
 
 def test_the_published_splits():
-    assert splits("arpl", "mnist") == [
+    assert [trial["known"] for trial in splits("arpl", "mnist")] == [
         [2, 4, 5, 9, 8, 3],
         [3, 2, 6, 9, 4, 0],
         [5, 8, 3, 2, 4, 6],
@@ -71,9 +71,9 @@ def test_hold_out_is_stratified_disjoint_and_repeatable():
 
 def test_trials_refuse_unknown_names():
     with pytest.raises(DeepSimplexError, match="classes of digits"):
-        open_set_trial(load_digits(), ["1", "eleven"], name="t", seed=0)
+        split_trial(load_digits(), ["1", "eleven"], name="t", seed=0)
     with pytest.raises(DeepSimplexError, match="at least 2 known classes"):
-        open_set_trial(load_digits(), ["1", "1"], name="t", seed=0)
+        split_trial(load_digits(), ["1", "1"], name="t", seed=0)
     with pytest.raises(DeepSimplexError, match="trial from 0 to 4"):
         digits_trial(5)
 

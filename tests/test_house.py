@@ -25,6 +25,8 @@ HOUSE = [
     "data.packed",
     "data.archives",
     "data.download",
+    "data.resize",
+    "data.background",
     "data.protocols",
     "data.augment",
     "methods.base",
@@ -38,9 +40,11 @@ HOUSE = [
     "model",
     "fitting",
     "estimator",
+    "tables",
     "compare",
     "terminal",
     "commands",
+    "research",
     "cli",
 ]
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from deepsimplex import engine
-from deepsimplex.data.protocols import open_set_trial
+from deepsimplex.data.protocols import split_trial
 from deepsimplex.data.sources import load_digits, to_tensor
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods.dsc import DSC
@@ -28,7 +28,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73")
 
 
 def main() -> None:
-    trial = open_set_trial(load_digits(), KNOWN, name="figure", seed=0)
+    trial = split_trial(load_digits(), KNOWN, name="figure", seed=0)
     model = fit_model(
         to_tensor(trial.train[0]),
         torch.from_numpy(trial.train[1]),

@@ -167,6 +167,88 @@ def predict(
 
 
 @app.command()
+def check(
+    data: Annotated[Path, typer.Argument(help="A folder of class folders, or a .csv table.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, every file named.")] = False,
+) -> None:
+    """Look a data set over before training; writes nothing."""
+    from deepsimplex import commands
+
+    if not commands.check(data, json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def estimate(
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the runs; the same command resumes.")],
+    method: Annotated[str, typer.Option(help="dsc, dsc-hinge, dsc-softmax, softmax …")] = "dsc",
+    leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    device: Device = "auto",
+) -> None:
+    """How well will it reject what it has never seen? Leaves out your own classes in turn."""
+    from deepsimplex import research
+
+    research.estimate(data, method, leave_out, epochs=epochs, out=out, seed=seed, device=device)
+
+
+@app.command()
+def compare(
+    benchmark: Annotated[
+        str,
+        typer.Argument(help="digits, mnist, cifar10, cifar+10 …, or data of your own."),
+    ],
+    methods: Annotated[str, typer.Option(help="Names, comma-separated.")] = "softmax,dsc",
+    splits: Annotated[str, typer.Option(help="arpl, neal, or random for own data.")] = "arpl",
+    trials: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    trial: Annotated[list[int] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    background: Annotated[
+        str | None, typer.Option(help="cifar100, tinyimagenet32, 300k or a folder.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where official sets lie.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; resumes there.")] = None,
+    results: Annotated[Path, typer.Option(help="Folder for record and tables.")] = Path("results"),
+    epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of random splits.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Methods side by side on a benchmark, under one protocol."""
+    from deepsimplex import research
+
+    track = f"-{Path(background).name}" if background else ""
+    research.compare(
+        benchmark,
+        [name.strip() for name in methods.split(",") if name.strip()],
+        splits,
+        trial or trials,
+        background=background,
+        root=data_root,
+        out=out or Path("runs") / f"compare-{Path(benchmark).name}-{splits}{track}",
+        results=results,
+        epochs=epochs,
+        seed=seed,
+        device=device,
+    )
+
+
+data_app = typer.Typer(help="Official data sets.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def get(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10, cifar100, svhn …")],
+    data_root: Annotated[Path | None, typer.Option(help="Where to put it.")] = None,
+) -> None:
+    """Download a set from its official address, or say how to place it by hand."""
+    from deepsimplex import commands
+
+    commands.get(name, data_root)
+
+
+@app.command()
 def doctor(device: Device = "auto") -> None:
     """See whether this machine can train."""
     from deepsimplex import commands

@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepsimplex import compare
-from deepsimplex.data.folders import image_files
+from deepsimplex import compare, tables
+from deepsimplex.data import download
+from deepsimplex.data.check import check as check_listing
+from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
 from deepsimplex.data.protocols import digits_trial, known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
@@ -30,7 +33,8 @@ from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model
 from deepsimplex.recipes import default_recipe, digits_recipe
 from deepsimplex.runs import Run, environment, fingerprint, write_json
-from deepsimplex.terminal import console, percent, spread, table, training
+from deepsimplex.tables import spread
+from deepsimplex.terminal import console, percent, progress, table, training
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
 HEADINGS = ("accuracy", "AUROC", "OSCR", "FPR@95", "kept", "rejected")
@@ -63,11 +67,11 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
                     trial, recipe, folder, keep=KEEP, device=device, report=report
                 )
                 records.append(record)
-    tables = {method: compare.summary(records, MEASURES) for method, records in results.items()}
+    means = {method: tables.summary(records, MEASURES) for method, records in results.items()}
     table(
         f"Mean ± sd over {len(cases)} splits, in %",
         ("", *HEADINGS),
-        [[method, *(spread(t[name]) for name in MEASURES)] for method, t in tables.items()],
+        [[method, *(spread(t[name]) for name in MEASURES)] for method, t in means.items()],
     )
     console.print(
         "dsc: eq. 4, scored by distance. softmax: scored by max logit. kept: knowns above the "
@@ -88,7 +92,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
         "command": " ".join(["deepsimplex", *sys.argv[1:]]),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
-        "methods": tables,
+        "methods": means,
         "trials": results,
     }
     write_json(out / "results.json", record)
@@ -275,6 +279,26 @@ def doctor(device: str) -> bool:
         f"accuracy {percent(reached)} %: {'all is well' if fine else 'NOT as expected (> 80 %)'}"
     )
     return fine
+
+
+def check(source: Path, as_json: bool) -> bool:
+    """True when the set is fit to train on."""
+    with progress("Looking") as advance:
+        report = check_listing(list_images(source), workers=os.cpu_count() or 1, progress=advance)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        for line in report.lines():
+            console.print(line)
+    return report.fit
+
+
+def get(name: str, root: Path | None) -> None:
+    with progress(name) as advance:
+        folder = download.get(
+            name, root, progress=lambda file, done, total: advance(done, total or done)
+        )
+    console.print(f"{name} lies in {folder}. Next: {_called()} compare {name}")
 
 
 def load_model(path: Path, device: str) -> Model:

@@ -16,6 +16,7 @@ from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.fitting import fit_model
+from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
@@ -82,7 +83,10 @@ def run_trial(
     images, calibration = to_tensor(trial.train[0]), to_tensor(trial.calibration[0])
     data: dict[str, Any] = {"trial": trial.name, "keep": keep}
     tested = (*trial.known_test, trial.unknown_test)
-    data["fingerprint"] = fingerprint(*trial.train, *trial.calibration, *tested)
+    data["fingerprint"] = fingerprint(*trial.train, *trial.calibration, *tested, trial.background)
+    background = None
+    if METHODS[recipe.method].uses_background and trial.background is not None:
+        background = to_tensor(trial.background)
     began = time.perf_counter()
     with Run(folder, recipe, data, device=pick_device(device)) as run:
         if run.results is not None:
@@ -93,6 +97,7 @@ def run_trial(
             trial.classes,
             recipe,
             keep=keep,
+            background=background,
             calibration=calibration,
             device=device,
             keeper=run,
@@ -106,7 +111,9 @@ def run_trial(
             "method": recipe.method,
             "seed": recipe.seed,
             "score": model.score,
+            "background": background is not None,
             "counts": trial.counts(),
+            "audit": trial.audit,
             "commit": code_commit(),
             "seconds": time.perf_counter() - began,
             **evaluation.report(model),
@@ -122,13 +129,3 @@ def gather_scores(path: Path, parts: list[Path]) -> None:
         with np.load(part) as file:
             arrays |= {f"{part.parent.name}.{name}": file[name] for name in file.files}
     write_arrays(path, arrays)
-
-
-def summary(results: list[dict[str, Any]], measures: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Mean and sample sd of each measure over trials."""
-    table = {}
-    for name in measures:
-        values = np.array([record[name] for record in results])
-        sd = float(values.std(ddof=1)) if len(values) > 1 else None
-        table[name] = {"mean": float(values.mean()), "sd": sd, "values": values.tolist()}
-    return table

@@ -117,3 +117,12 @@ def default_recipe(method: str, shape: tuple[int, ...], seed: int = 0) -> Recipe
     if max(shape[1:]) <= 28:
         return digits_recipe(method, seed)
     return Recipe(method=method, augment="crop", weight_decay=1e-4, seed=seed)
+
+
+def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The common protocol of the open-set benchmarks at 32 and 64 pixels.
+
+    `deepsimplex compare cifar10`: OSRCI net, 100 epochs, batch 128, SGD 0.9 at 0.1, decay 1e-4,
+    cosine; the numbers it reaches are in results/compare-*.json.
+    """
+    return Recipe(method=method, backbone="osrci", weight_decay=1e-4, augment=augment, seed=seed)

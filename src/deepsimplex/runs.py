@@ -102,7 +102,12 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def code_commit() -> str | None:
-    """The commit of the checkout this package runs from, "-dirty" if changed; None outside one."""
+    """The commit of the checkout this package runs from, "-dirty" if changed; None outside one.
+
+    DEEPSIMPLEX_COMMIT says it where the code is a copy without its history.
+    """
+    if "DEEPSIMPLEX_COMMIT" in os.environ:
+        return os.environ["DEEPSIMPLEX_COMMIT"]
     here = Path(__file__).resolve().parent
 
     def git(*words: str) -> str:

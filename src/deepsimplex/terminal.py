@@ -37,11 +37,6 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def spread(cell: dict[str, Any]) -> str:
-    sd = "" if cell["sd"] is None else f" ± {100 * cell['sd']:.1f}"
-    return f"{100 * cell['mean']:.1f}{sd}"
-
-
 def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """First column left, the others right; folded to a terminal's width, never cut elsewhere."""
     if title:
@@ -106,6 +101,17 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
             return advance
 
         yield begin
+
+
+@contextlib.contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, nothing elsewhere; yields a function of (done, total)."""
+    if not console.is_terminal:
+        yield lambda done, total: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _loss(record: dict[str, Any]) -> str:

@@ -1,0 +1,100 @@
+"""Background images by name, with an audit of what was left out because it overlaps.
+
+Background may hold none of the classes it stands against. For each pair of sets the overlapping
+classes are an explicit list here, and the unknown classes of a trial leave it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepsimplex.data.archives import load_official
+from deepsimplex.data.folders import image_files
+from deepsimplex.data.pictures import read_images
+from deepsimplex.data.resize import fit
+from deepsimplex.errors import DeepSimplexError
+
+# Background names and the official set behind each; only training images are used.
+NAMED = {"cifar100": "cifar100", "tinyimagenet32": "tinyimagenet", "300k": "300k"}
+
+# (background, knowns) → classes left out of the background. A pair that is not here is refused.
+OVERLAPS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("cifar100", "cifar10"): ("bus", "pickup_truck"),
+    ("tinyimagenet", "cifar10"): (
+        *("n02814533", "n03100240", "n03670208", "n04285008", "n03977966"),  # automobiles
+        *("n01855672", "n02002724", "n02056570", "n02058221"),  # birds
+        *("n02123045", "n02123394", "n02124075"),  # cats
+        *("n02085620", "n02094433", "n02099601", "n02099712", "n02106662", "n02113799"),  # dogs
+        *("n01641577", "n01644900"),  # frogs
+        *("n03662601", "n03447447"),  # boats
+        *("n03796401", "n04146614"),  # moving van, school bus
+    ),
+    **{
+        (background, known): ()
+        for background in ("cifar100", "tinyimagenet")
+        for known in ("mnist", "fashion-mnist", "svhn", "digits")
+    },
+}
+
+
+@dataclass(frozen=True)
+class Background:
+    """Images (n, size, size, c) with the class each has in its own set ("" if unlabelled)."""
+
+    name: str
+    source: str
+    images: np.ndarray
+    classes: np.ndarray
+    audit: dict[str, Any]
+
+    def without(self, unknown: frozenset[tuple[str, str]]) -> tuple[np.ndarray, dict[str, Any]]:
+        """The images less those of a trial's unknown classes, (set, class); and the audit."""
+        names = sorted(name for source, name in unknown if source == self.source)
+        keep = ~np.isin(self.classes, names)
+        left = {name: int((self.classes == name).sum()) for name in names}
+        audit = self.audit | {"unknown classes left out": {k: v for k, v in left.items() if v}}
+        return self.images[keep], audit | {"images": int(keep.sum())}
+
+
+def load_background(name: str, root: Path, *, against: str, size: int, channels: int) -> Background:
+    """Background by name or folder, fitted, less the classes that overlap with `against`."""
+    if name not in NAMED:
+        return _from_folder(Path(name), size, channels)
+    source = NAMED[name]
+    if source == "300k":
+        dropped: tuple[str, ...] = ()
+        note = "unlabelled; cleaned of CIFAR's classes by its authors"
+    elif (source, against) in OVERLAPS:
+        dropped = OVERLAPS[source, against]
+        note = "classes left out by list"
+    else:
+        raise DeepSimplexError(
+            f"a list of overlapping classes for background {name!r} against {against!r}",
+            "none",
+            "use 300k, a folder of your own, or add the pair to data/background.py",
+        )
+    data = load_official(source, "train", root)
+    classes = np.array([*data.classes, ""])[data.labels]
+    keep = ~np.isin(classes, dropped)
+    audit = {"name": name, "note": note, "overlapping classes left out": list(dropped)}
+    images = fit(data.images[keep] if dropped else data.images, size, channels)
+    return Background(name, source, images, classes[keep], audit)
+
+
+def _from_folder(folder: Path, size: int, channels: int) -> Background:
+    if not folder.is_dir():
+        raise DeepSimplexError(
+            f"background among {', '.join(NAMED)}, or a folder of images",
+            f"{str(folder)!r}",
+            "check the name or the path",
+        )
+    files = image_files(folder)
+    if not files:
+        raise DeepSimplexError(f"images in {folder}", "none", "check the path")
+    audit = {"name": str(folder), "note": "a folder of the user's: not audited by class"}
+    images = read_images(files, size, channels)
+    return Background(str(folder), str(folder), images, np.full(len(files), ""), audit)

@@ -1,0 +1,249 @@
+"""What the researcher's commands do: compare methods on benchmarks, estimate on one's own data."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepsimplex import compare as comparison
+from deepsimplex import tables
+from deepsimplex.data.archives import data_root
+from deepsimplex.data.background import Background, load_background
+from deepsimplex.data.protocols import (
+    BENCHMARKS,
+    Trial,
+    benchmark_trial,
+    leave_out_trials,
+    random_trials,
+    repeated_trials,
+    split_trial,
+    splits,
+)
+from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
+from deepsimplex.engine import pick_device
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.methods import METHODS, method_row
+from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
+from deepsimplex.runs import environment, write_atomically, write_json
+from deepsimplex.terminal import console, table, training
+
+KEEP = 0.95
+
+
+def compare(
+    name: str,
+    methods: list[str],
+    family: str,
+    numbers: list[int] | int,
+    *,
+    background: str | None,
+    root: Path | None,
+    out: Path,
+    results: Path,
+    epochs: int | None,
+    seed: int,
+    device: str,
+) -> None:
+    """Train and test each method on each trial, or go on where it stopped; then the tables."""
+    began = time.perf_counter()
+    for method in methods:
+        method_row(method)
+    where = pick_device(device)
+    makers, about = _trials(name, family, numbers, background, data_root(root), seed)
+    console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
+    found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    with training("Training", trainings=len(makers) * len(methods)) as begin:
+        for number, make in makers:
+            trial = make()
+            if number == makers[0][0]:
+                console.print(_audit(trial))
+            for method in methods:
+                recipe = _recipe(name, method, trial, number)
+                if epochs is not None:
+                    recipe = dataclasses.replace(recipe, epochs=epochs)
+                folder = out / f"{method}-{number}"
+                report = begin(f"{method}, trial {number}")
+                record = comparison.run_trial(
+                    trial, recipe, folder, keep=KEEP, device=device, report=report
+                )
+                found[method].append(record)
+    title = name if name in BENCHMARKS else Path(name).stem
+    stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
+    record = {
+        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+        "environment": environment(where),
+        "seconds": round(time.perf_counter() - began, 2),
+        "notes": _notes(name, family, [number for number, _ in makers], background, methods),
+        "methods": found,
+    }
+    results.mkdir(parents=True, exist_ok=True)
+    write_json(results / f"{stem}.json", record)
+    parts = [out / f"{method}-{n}" / "scores.npz" for method in methods for n, _ in makers]
+    comparison.gather_scores(results / f"{stem}.npz", parts)
+    write_atomically(results / f"{stem}.md", tables.markdown(record).encode())
+    write_atomically(results / f"{stem}.csv", tables.as_csv(record).encode())
+    heading, body = tables.rows(record)
+    table(None, heading, body)
+    for note in record["notes"]:
+        console.print(note)
+    console.print(f"Written: {results / stem}.json, .npz (scores of every image), .md, .csv")
+
+
+def estimate(
+    source: str,
+    method: str,
+    left_out: int,
+    *,
+    epochs: int | None,
+    out: Path,
+    seed: int,
+    device: str,
+) -> None:
+    """Leave classes out of one's own knowns: how well are they rejected, unseen?"""
+    data = load_data(source).known_only()
+    folds = leave_out_trials(data, left_out, seed)
+    if min(len(fold) for fold in folds) < 2:
+        raise DeepSimplexError(
+            f"{left_out + 2} or more classes in {data.source}", f"{len(data.classes)}", "add some"
+        )
+    console.print(
+        f"{data.source}: {len(data.classes)} classes, {left_out} left out at a time, "
+        f"{len(folds)} trainings."
+    )
+    records, taken = [], {}
+    with training("Training", trainings=len(folds)) as begin:
+        for number, known in enumerate(folds):
+            trial = split_trial(data, known, name=f"{data.source}/without/{number}", seed=seed)
+            shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
+            recipe = default_recipe(method, shape, seed)
+            if epochs is not None:
+                recipe = dataclasses.replace(recipe, epochs=epochs)
+            missing = ", ".join(sorted(set(trial.unknown_names)))
+            folder = out / f"without-{number}"
+            record = comparison.run_trial(
+                trial, recipe, folder, keep=KEEP, device=device, report=begin(f"without {missing}")
+            )
+            records.append(record)
+            taken[missing] = _taken_for(trial, folder), record
+    rows = [
+        [name, *(f"{100 * r[key]:.1f}" for key in ("auroc", "unknown_rejected")), mistaken]
+        for name, (mistaken, r) in taken.items()
+    ]
+    table("In %, for each class as if it had never been seen", ESTIMATE_HEADING, rows)
+    means = tables.summary(records, ("accuracy", "auroc", "unknown_rejected"))
+    cells = {name: tables.spread(cell) for name, cell in means.items()}
+    console.print(
+        f"Expect about: AUROC {cells['auroc']}, unknowns rejected {cells['unknown_rejected']} at a "
+        f"threshold that keeps {100 * KEEP:.0f} % of knowns, accuracy {cells['accuracy']}."
+    )
+    write_json(out / "estimate.json", {"environment": environment(), "folds": records})
+    console.print(f"Written: {out / 'estimate.json'}")
+
+
+ESTIMATE_HEADING = ("left out", "AUROC", "rejected", "if accepted, taken for")
+
+
+def _taken_for(trial: Trial, folder: Path) -> str:
+    """The classes that left-out images were mistaken for, most frequent first."""
+    with np.load(folder / "scores.npz") as scores:
+        predicted = scores["predicted"][scores["label"] == -1]
+    counts = np.bincount(predicted, minlength=len(trial.classes))
+    order = np.argsort(-counts)[:3]
+    total = max(1, counts.sum())
+    return ", ".join(
+        f"{trial.classes[j]} {100 * counts[j] / total:.0f} %" for j in order if counts[j]
+    )
+
+
+def _trials(
+    name: str, family: str, numbers: list[int] | int, background: str | None, root: Path, seed: int
+) -> tuple[list[tuple[int, Callable[[], Trial]]], str]:
+    """Makers of the trials, so that one at a time is in memory, and a line about them."""
+    if name in BENCHMARKS:
+        about = BENCHMARKS[name]
+        chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
+        extra = _extra(background, root, about.known, about.size, about.channels)
+        most = len(splits(family, name))
+        chosen = [number for number in chosen if number < most]
+        return [
+            (n, lambda n=n: benchmark_trial(name, family, n, root, background=extra))  # type: ignore[misc]
+            for n in chosen
+        ], f"{family} splits, {len(chosen)} trials"
+    if family != "random":
+        raise DeepSimplexError(
+            f"a benchmark among {', '.join(BENCHMARKS)}, or own data with --splits random",
+            f"{name!r} with --splits {family}",
+            "choose one",
+        )
+    data: LabelledSet = load_data(name).known_only()
+    count = numbers if isinstance(numbers, int) else len(numbers)
+    shape = data.images.shape
+    extra = _extra(background, root, data.source, shape[1], shape[-1]) if background else None
+    known = random_trials(data, count, seed)
+    return [
+        (
+            n,
+            lambda n=n: split_trial(  # type: ignore[misc]
+                data, known[n], name=f"{data.source}/random/{seed}/{n}", seed=n, background=extra
+            ),
+        )
+        for n in range(count)
+    ], f"{count} random choices of known classes, seed {seed}"
+
+
+def _extra(
+    background: str | None, root: Path, against: str, size: int, channels: int
+) -> Background | None:
+    if background is None:
+        return None
+    return load_background(background, root, against=against, size=size, channels=channels)
+
+
+def _recipe(name: str, method: str, trial: Trial, number: int) -> Recipe:
+    if name == "digits":
+        return digits_recipe(method, seed=number)
+    if name in BENCHMARKS:
+        return benchmark_recipe(method, BENCHMARKS[name].augment, seed=number)
+    shape = tuple(torch.from_numpy(trial.train[0][:1]).shape[1:])
+    return default_recipe(method, (shape[2], *shape[:2]) if len(shape) == 3 else shape, number)
+
+
+def _audit(trial: Trial) -> str:
+    counts = ", ".join(f"{count} {name}" for name, count in trial.counts().items())
+    lines = [f"First trial, {trial.name}: {counts}."]
+    for part, dropped in trial.audit.get("repeats", {}).items():
+        lines.append(f"Left out of {part}: {len(dropped)} images equal to some in a test part.")
+    left = trial.audit.get("background")
+    if left:
+        named = [*left.get("overlapping classes left out", [])]
+        named += [*left.get("unknown classes left out", {})]
+        lines.append(
+            f"Background {left['name']} ({left['note']}): without {', '.join(named) or '–'}."
+        )
+    return "\n".join(lines)
+
+
+def _notes(
+    name: str, family: str, numbers: list[int], background: str | None, methods: list[str]
+) -> list[str]:
+    """What a reader of the table must know."""
+    track = f"with background {background}" if background else "without background"
+    notes = [
+        f"Track: {track}. Last epoch; thresholds from held-out knowns; nothing chosen on test."
+    ]
+    if background:
+        without = [method for method in methods if not METHODS[method].uses_background]
+        if without:
+            notes.append(f"Not using the background: {', '.join(without)}.")
+    if name in BENCHMARKS:
+        repeats = [n for n in repeated_trials(family, name) if n in numbers]
+        if repeats:
+            notes.append(f"Trials that repeat an earlier one's classes: {repeats}.")
+    return notes
