@@ -283,7 +283,7 @@ def test_closed_output_and_no_arguments():
 
 
 def test_a_bug_is_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("deepsimplex.commands.doctor", lambda device: 1 / 0)
+    monkeypatch.setattr("deepsimplex.demo.doctor", lambda device: 1 / 0)
     assert run(["doctor"]) == 70
     assert "a bug: ZeroDivisionError" in capsys.readouterr().err
     monkeypatch.setenv("DEEPSIMPLEX_DEBUG", "1")
@@ -371,10 +371,8 @@ def test_the_demo_in_small(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_demo_keeps_its_promises(tmp_path):
-    """The figures of the README: 99.0 and 97.0 at least, above softmax, in a minute."""
-    began = time.perf_counter()
+    """99.0 and 97.0 at least, and above softmax. Its time is in results/demo-digits.json."""
     assert run(["demo", "--out", str(tmp_path)]) == 0
-    assert time.perf_counter() - began <= 60
     tables = json.loads((tmp_path / "results.json").read_text())["methods"]
     assert tables["dsc"]["accuracy"]["mean"] >= 0.99
     assert tables["dsc"]["auroc"]["mean"] >= 0.97

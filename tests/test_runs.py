@@ -135,6 +135,14 @@ def test_what_a_killed_process_left_is_swept(tmp_path):
     assert not list(tmp_path.glob(".*.part"))
 
 
+@pytest.fixture
+def restored_sigint():
+    """Python's own handler: a shell's background job starts with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_after_the_last_step_is_obeyed(tmp_path, number):
     before = signal.getsignal(number)
@@ -148,7 +156,7 @@ def test_a_signal_after_the_last_step_is_obeyed(tmp_path, number):
     assert signal.getsignal(number) == before
 
 
-def test_a_second_signal_acts_at_once(tmp_path):
+def test_a_second_signal_acts_at_once(tmp_path, restored_sigint):
     run = Run(tmp_path, Recipe(), {}).__enter__()
     signal.raise_signal(signal.SIGINT)
     assert run.stopping() == signal.SIGINT

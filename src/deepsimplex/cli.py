@@ -59,9 +59,9 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """DSC beside softmax on digits it has and has not seen."""
-    from deepsimplex import commands
+    from deepsimplex.demo import demo as run_demo
 
-    commands.demo(out, epochs, trials, device)
+    run_demo(out, epochs, trials, device)
 
 
 @app.command()
@@ -94,6 +94,13 @@ def train(
     size: Annotated[
         int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")
     ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Pretrained weights for the backbone, a local file.")
+    ] = None,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="Train the head only, on features computed once.")
+    ] = False,
+    on_bad: Annotated[str, typer.Option(help="Unreadable images: fail or skip.")] = "fail",
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the method, e.g. loss=softmax; repeatable."),
@@ -121,6 +128,9 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         method=method,
         settings=_settings(setting or []),
+        weights=weights,
+        freeze=freeze,
+        on_bad=on_bad,
         seed=seed,
         recipe_changes={
             "backbone": None if backbone == "auto" else backbone,
@@ -137,6 +147,7 @@ def evaluate(
     model: ModelPath,
     data: Data,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    on_bad: Annotated[str, typer.Option(help="Unreadable images: fail or skip.")] = "fail",
     device: Device = "auto",
 ) -> None:
     """Test a model on knowns and unknowns.
@@ -145,7 +156,7 @@ def evaluate(
     """
     from deepsimplex import commands
 
-    commands.evaluate(model, data, json, device)
+    commands.evaluate(model, data, json, device, on_bad)
 
 
 @app.command()
@@ -251,9 +262,9 @@ def get(
 @app.command()
 def doctor(device: Device = "auto") -> None:
     """See whether this machine can train."""
-    from deepsimplex import commands
+    from deepsimplex.demo import doctor as examine
 
-    if not commands.doctor(device):
+    if not examine(device):
         raise typer.Exit(1)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import datetime
-import importlib.util
+import hashlib
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,90 +16,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepsimplex import compare, tables
+from deepsimplex import compare
 from deepsimplex.data import download
+from deepsimplex.data.archives import data_root
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
-from deepsimplex.data.protocols import digits_trial, known_classes
+from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_request, fit_model
+from deepsimplex.fitting import check_pretrained, check_request, fit_model
 from deepsimplex.methods import settings_for
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model
-from deepsimplex.recipes import default_recipe, digits_recipe
-from deepsimplex.runs import Run, environment, fingerprint, write_json
-from deepsimplex.tables import spread
-from deepsimplex.terminal import console, percent, progress, table, training
+from deepsimplex.recipes import default_recipe
+from deepsimplex.runs import Run, fingerprint
+from deepsimplex.terminal import called, console, percent, progress, table, training
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
 HEADINGS = ("accuracy", "AUROC", "OSCR", "FPR@95", "kept", "rejected")
 KEEP = 0.95
-
-
-def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None:
-    began = time.perf_counter()
-    where = pick_device(device)
-    out = out or Path("runs") / f"demo-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    cases = [digits_trial(number) for number in range(trials)]
-    counts = cases[0].counts()
-    console.print(
-        f"Data: scikit-learn's digits (8×8), {len(cases)} ARPL splits of {counts['known classes']} "
-        f"known and {counts['unknown classes']} unknown classes; the first: {counts['train']} to "
-        f"train, {counts['calibration']} to calibrate, {counts['known test']} known and "
-        f"{counts['unknown test']} unknown to test."
-    )
-    console.print(f"Device: {where}, {torch.get_num_threads()} threads. No unknown is trained on.")
-    results: dict[str, list[dict[str, Any]]] = {"dsc": [], "softmax": []}
-    with training("Training", trainings=2 * len(cases)) as begin:
-        for number, trial in enumerate(cases):
-            for method, records in results.items():
-                recipe = digits_recipe(method, seed=number)
-                if epochs is not None:
-                    recipe = dataclasses.replace(recipe, epochs=epochs)
-                report = begin(f"{method}, split {number}")
-                folder = out / f"{method}-{number}"
-                record = compare.run_trial(
-                    trial, recipe, folder, keep=KEEP, device=device, report=report
-                )
-                records.append(record)
-    means = {method: tables.summary(records, MEASURES) for method, records in results.items()}
-    table(
-        f"Mean ± sd over {len(cases)} splits, in %",
-        ("", *HEADINGS),
-        [[method, *(spread(t[name]) for name in MEASURES)] for method, t in means.items()],
-    )
-    console.print(
-        "dsc: eq. 4, scored by distance. softmax: scored by max logit. kept: knowns above the "
-        "calibrated threshold; rejected: unknowns below it."
-    )
-    best = Model.load(out / "dsc-0" / "model.safetensors", device)
-    assert best.threshold is not None
-    console.print(f"\nThreshold: {best.threshold.meaning()}")
-    console.print("Decisions of the first DSC model on the first two test images of either kind:")
-    trial = cases[0]
-    for images, names in (
-        (trial.known_test[0], [trial.classes[y] for y in trial.known_test[1]]),
-        (trial.unknown_test, trial.unknown_names),
-    ):
-        for decision, name in zip(best.decide(to_tensor(images[:2])), names, strict=False):
-            console.print(f"  a '{name}' → {decision.reason}")
-    record = {
-        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
-        "environment": environment(where),
-        "seconds": round(time.perf_counter() - began, 2),
-        "methods": means,
-        "trials": results,
-    }
-    write_json(out / "results.json", record)
-    compare.gather_scores(out / "scores.npz", sorted(out.glob("*/scores.npz")))
-    console.print(
-        f"\nModel: {out / 'dsc-0' / 'model.safetensors'}\nNumbers: {out / 'results.json'}\n"
-        f"Took {record['seconds']:.0f} s. Next, with a folder of images for each class in "
-        f"photos/: {_called()} train photos --out runs/photos"
-    )
 
 
 def train(
@@ -121,6 +56,9 @@ def train(
     method: str,
     settings: dict[str, Any],
     seed: int,
+    weights: Path | None,
+    freeze: bool,
+    on_bad: str,
     recipe_changes: dict[str, Any],
 ) -> None:
     where = pick_device(device)
@@ -128,7 +66,7 @@ def train(
         raise DeepSimplexError("--out as a folder of its own", repr(str(out)), "e.g. runs/first")
     if size is not None and Path(source).suffix == ".npz":
         raise DeepSimplexError("no --size for arrays", f"--size {size}", "resize them in the file")
-    whole = load_data(source, size=size)
+    whole = load(source, size=size, on_bad=on_bad)
     data = whole.known_only()
     classes = known_classes(data, known if known is not None else list(data.classes))
     chosen = np.isin(data.names, classes)
@@ -140,6 +78,8 @@ def train(
         settings=settings_for(method, settings),
         **{name: value for name, value in recipe_changes.items() if value is not None},
     )
+    if freeze and recipe_changes["augment"] is None:
+        recipe = dataclasses.replace(recipe, augment="none")
     extra = _background(background, images)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     if whole.said:
@@ -152,11 +92,18 @@ def train(
         f"{'' if extra is None else f', {len(extra)} background'}"
         f"{f', {unused} of other classes not used' if unused else ''}."
     )
+    if whole.skipped:
+        console.print(f"Left out, unreadable: {', '.join(whole.skipped)}.")
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     promise |= {"score": score, "radius": radius}
     check_request(recipe, shape, len(classes), **promise)
+    cache = data_root() / "features" if freeze else None
+    check_pretrained(images, recipe, weights, freeze, cache)
     asked = {"source": data.source, "known": list(classes), **promise}
     asked["fingerprint"] = fingerprint(images, labels, extra)
+    if weights is not None:
+        asked["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    asked["freeze"] = freeze
     with Run(out, recipe, asked, checkpoint_seconds, where) as run:
         if run.results is not None:
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
@@ -173,13 +120,22 @@ def train(
                 **promise,
                 background=extra,
                 calibration=images[held],
+                weights=weights,
+                freeze=freeze,
+                feature_cache=cache,
                 device=device,
                 keeper=run,
                 report=begin(method),
             )
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held]))
-    console.print(f"Model: {run.model_path}\nNext: {_called()} predict {out} IMAGES")
+    console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
+
+
+def load(source: str, **how: Any) -> LabelledSet:
+    """Data decoded once: image files go through a cache below the data root, with a bar."""
+    with progress("Reading images") as advance:
+        return load_data(source, cache=data_root() / "decoded", progress=advance, **how)
 
 
 def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[str, Any]:
@@ -195,9 +151,9 @@ def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[
     return results
 
 
-def evaluate(path: Path, source: str, as_json: bool, device: str) -> None:
+def evaluate(path: Path, source: str, as_json: bool, device: str, on_bad: str) -> None:
     model = load_model(path, device)
-    data = _data_for(model, source)
+    data = _data_for(model, source, on_bad)
     seen = model.was_seen(to_tensor(data.images))
     if seen.all():
         raise DeepSimplexError(
@@ -258,29 +214,6 @@ def predict(path: Path, inputs: list[str], form: str, device: str) -> None:
         table(None, columns, rows)
 
 
-def doctor(device: str) -> bool:
-    """True when a short training on the device learns."""
-    where = pick_device(device)
-    for name, value in environment(where).items():
-        console.print(f"{name:>13}  {value}")
-    for extra in ("timm", "onnx", "fastapi"):
-        found = importlib.util.find_spec(extra) is not None
-        console.print(f"{extra:>13}  {'installed' if found else 'not installed (optional)'}")
-    trial = digits_trial(0)
-    recipe = dataclasses.replace(digits_recipe("dsc"), epochs=5)
-    began = time.perf_counter()
-    images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
-    model = fit_model(images, labels, trial.classes, recipe, device=device)
-    tested = model.judge(to_tensor(trial.known_test[0]))
-    reached = accuracy(trial.known_test[1], tested.predicted)
-    fine = reached > 0.8
-    console.print(
-        f"{'training':>13}  5 epochs of digits in {time.perf_counter() - began:.1f} s, "
-        f"accuracy {percent(reached)} %: {'all is well' if fine else 'NOT as expected (> 80 %)'}"
-    )
-    return fine
-
-
 def check(source: Path, as_json: bool) -> bool:
     """True when the set is fit to train on."""
     with progress("Looking") as advance:
@@ -298,7 +231,7 @@ def get(name: str, root: Path | None) -> None:
         folder = download.get(
             name, root, progress=lambda file, done, total: advance(done, total or done)
         )
-    console.print(f"{name} lies in {folder}. Next: {_called()} compare {name}")
+    console.print(f"{name} lies in {folder}. Next: {called()} compare {name}")
 
 
 def load_model(path: Path, device: str) -> Model:
@@ -311,11 +244,11 @@ def load_model(path: Path, device: str) -> Model:
     return Model.load(inside if path.is_dir() else path, device)
 
 
-def _data_for(model: Model, source: str) -> LabelledSet:
+def _data_for(model: Model, source: str, on_bad: str = "fail") -> LabelledSet:
     """Test data in the model's own shape."""
     if Path(source).is_dir() or Path(source).suffix == ".csv":
         size, channels = _picture_shape(model)
-        return load_data(source, part="test", size=size, channels=channels)
+        return load(source, part="test", size=size, channels=channels, on_bad=on_bad)
     data = load_data(source, part="test")
     found = to_tensor(data.images[:1])
     if tuple(found.shape[1:]) != model.shape or model.pixels != (found.dtype == torch.uint8):
@@ -382,12 +315,6 @@ def _background(folder: Path | None, images: Tensor) -> Tensor | None:
     if not files:
         raise DeepSimplexError(f"images in {folder}", "none", "check the path")
     return to_tensor(read_images(files, shape[1], shape[0]))
-
-
-def _called() -> str:
-    """The command as the user called it."""
-    name = Path(sys.argv[0])
-    return str(name) if name.name == "deepsimplex" and not name.is_absolute() else "deepsimplex"
 
 
 def _limit(value: float | None) -> str:

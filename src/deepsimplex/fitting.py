@@ -5,8 +5,10 @@ Calibration images are knowns that train nothing; unknowns play no part.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from deepsimplex.data.augment import check_augment
 from deepsimplex.data.sources import hold_out
 from deepsimplex.engine import Keeper
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.frozen import feature_set, load_weights, trained_on_features
 from deepsimplex.methods import build_method, method_row
 from deepsimplex.methods.base import check_score
 from deepsimplex.model import Model, digests
@@ -58,6 +61,27 @@ def check_promise(keep: float | None, guarantee: str, by: str) -> None:
         raise DeepSimplexError("by 'all' or 'predicted'", repr(by), "choose one")
 
 
+def check_pretrained(
+    images: Tensor, recipe: Recipe, weights: Path | None, freeze: bool, cache: Path | None
+) -> None:
+    """Refuse what weights and freezing cannot do, before anything is trained or written."""
+    if freeze and recipe.augment != "none":
+        raise DeepSimplexError(
+            "augment 'none' with a frozen backbone, whose features are computed once",
+            repr(recipe.augment),
+            "set augment to 'none', or do not freeze",
+        )
+    if cache is not None and not freeze:
+        raise DeepSimplexError("no feature cache without freeze", str(cache), "freeze, or omit it")
+    rgb = images.ndim == 4 and images.shape[1] == 3
+    if weights is not None and rgb and images.dtype != torch.uint8:
+        raise DeepSimplexError(
+            "uint8 pixels 0…255, which pretrained weights are normalised for",
+            str(images.dtype).removeprefix("torch."),
+            "give the images as uint8",
+        )
+
+
 def fit_model(
     images: Tensor,
     labels: Tensor,
@@ -71,6 +95,9 @@ def fit_model(
     radius: float = 1.0,
     background: Tensor | None = None,
     calibration: Tensor | None = None,
+    weights: Path | None = None,
+    freeze: bool = False,
+    feature_cache: Path | None = None,
     device: str = "auto",
     keeper: Keeper | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -79,12 +106,16 @@ def fit_model(
 
     With `keep` set, the threshold comes from the images of `calibration` or, without it, from a
     share of the training images that the network then never sees. Unknowns play no part.
+
+    The backbone starts from `weights`, a local file, or from chance. Frozen, it keeps them, and
+    the head is trained on its features, computed once and kept in the folder `feature_cache`.
     """
     names = np.asarray(classes)
     shape = tuple(images.shape[1:])
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     check_request(recipe, shape, len(names), score=score, radius=radius, **promise)
     _check_problem(labels, names, recipe, background)
+    check_pretrained(images, recipe, weights, freeze, feature_cache)
     recipe = dataclasses.replace(recipe, backbone=resolve_backbone(recipe.backbone, shape))
     seen = [digests(images)]
     if keep is not None and calibration is None:
@@ -103,8 +134,16 @@ def fit_model(
         method, recipe, names, shape, score, None, radius, None, pixels, np.concatenate(seen)
     )
     method.encoder.normalise.fit(images)
+    if weights is not None:
+        load_weights(method, weights)  # and its own normalisation
     data = TrainingSet(images, labels, background)
-    engine.train(method, data, recipe, device=device, keeper=keeper, report=report)
+    trained: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if freeze:
+        method.to(engine.pick_device(device))
+        data = feature_set(method, data, feature_cache)
+        trained = trained_on_features(method)
+    with trained:
+        engine.train(method, data, recipe, device=device, keeper=keeper, report=report)
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
     if keep is None or calibration is None:

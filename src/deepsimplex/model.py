@@ -178,7 +178,7 @@ def _pack(model: Model) -> bytes:
         "preprocessing": {
             "shape": list(model.shape),
             "input": "uint8 pixels 0…255" if model.pixels else "numbers as trained on",
-            "normalisation": "by the network, from its training images",
+            "normalisation": "by the network",
             "pixels": model.pixels,
         },
         "score": model.score,

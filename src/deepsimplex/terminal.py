@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -31,6 +32,12 @@ def _console(width: int | None = None) -> Console:
 console = _console()
 
 Report = Callable[[dict[str, Any]], None]
+
+
+def called() -> str:
+    """The command as the user called it."""
+    name = Path(sys.argv[0])
+    return str(name) if name.name == "deepsimplex" and not name.is_absolute() else "deepsimplex"
 
 
 def percent(value: float) -> str:
