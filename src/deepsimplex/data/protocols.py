@@ -254,8 +254,8 @@ def clean_trial(
 
 def digests(images: np.ndarray) -> list[bytes]:
     """A content hash of each image."""
-    rows = np.ascontiguousarray(images).reshape(len(images), -1).view(np.uint8)
-    return [hashlib.blake2b(row.data, digest_size=16).digest() for row in rows]
+    whole = np.ascontiguousarray(images)
+    return [hashlib.blake2b(image.data, digest_size=16).digest() for image in whole]
 
 
 def known_classes(data: LabelledSet, known: list[str]) -> tuple[str, ...]:

@@ -1,0 +1,190 @@
+"""compare, estimate, check and data get, end to end on small official files."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import test_archives as files
+import toys
+from PIL import Image
+
+from deepsimplex.cli import run
+from deepsimplex.tables import rows
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """MNIST, Fashion-MNIST and CIFAR-10 in their official layouts, with stripes to learn."""
+    root = tmp_path_factory.mktemp("official")
+    for folder in ("MNIST/raw", "FashionMNIST/raw"):
+        for seed, stem in enumerate(("train", "t10k")):
+            images, labels = toys.pictures(200, classes=10, size=28, seed=seed)
+            where = root / folder
+            where.mkdir(parents=True, exist_ok=True)
+            (where / f"{stem}-images-idx3-ubyte").write_bytes(files.idx(images[..., 0]))
+            (where / f"{stem}-labels-idx1-ubyte").write_bytes(files.idx(labels.astype(np.uint8)))
+    cifar = root / "cifar-10-batches-py"
+    cifar.mkdir()
+    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        images, labels = toys.pictures(40, classes=10, size=32, channels=3, seed=seed)
+        flat = images.transpose(0, 3, 1, 2).reshape(40, -1)
+        (cifar / name).write_bytes(files.python_2_batch(flat, labels.tolist()))
+    return root
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])
+def test_compare_end_to_end(name, root, tmp_path, capsys):
+    words = ["compare", name, "--methods", "softmax,dsc", "--trials", "1", "--epochs", "1"]
+    words += ["--data-root", str(root), "--out", str(tmp_path / "runs")]
+    words += ["--results", str(tmp_path / "results"), "--device", "cpu"]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert "First trial" in text
+    assert "Track: without background" in text
+    stem = tmp_path / "results" / f"compare-{name}-arpl"
+    record = json.loads(stem.with_suffix(".json").read_text())
+    assert set(record["methods"]) == {"softmax", "dsc"}
+    for results in record["methods"].values():
+        assert set(results[0]["auroc_by_score"]) >= {results[0]["score"]}
+        assert results[0]["counts"]["unknown classes"] == 4
+    with np.load(stem.with_suffix(".npz")) as scores:
+        assert {"dsc-0.label", "dsc-0.distance", "softmax-0.max_logit"} <= set(scores.files)
+    table = list(csv.DictReader(io.StringIO(stem.with_suffix(".csv").read_text())))
+    assert float(table[1]["auroc"]) == record["methods"]["dsc"][0]["auroc"]
+    assert "| softmax |" in stem.with_suffix(".md").read_text()
+    before = record["methods"]["dsc"][0]["seconds"]
+    assert run(words) == 0  # again: everything is found finished
+    again = json.loads(stem.with_suffix(".json").read_text())
+    assert again["methods"]["dsc"][0]["seconds"] == before
+
+
+def test_compare_on_digits_with_a_background_folder(tmp_path, capsys):
+    for i, image in enumerate(toys.unknown_pictures(6)):
+        Image.fromarray(image[..., 0]).save(tmp_path / f"{i}.png")
+    words = [
+        "compare",
+        "digits",
+        "--trial",
+        "1",
+        "--trial",
+        "3",
+        "--epochs",
+        "1",
+        "--splits",
+        "neal",
+    ]
+    words += ["--background", str(tmp_path), "--out", str(tmp_path / "o")]
+    assert run([*words, "--results", str(tmp_path / "r")]) == 0
+    text = capsys.readouterr().out
+    assert "6 background" in text
+    assert "Not using the background: softmax." in text
+    record = json.loads(next((tmp_path / "r").glob("*.json")).read_text())
+    assert [r["trial"] for r in record["methods"]["dsc"]] == ["digits/neal/1", "digits/neal/3"]
+    assert record["methods"]["dsc"][0]["background"]
+    assert not record["methods"]["softmax"][0]["background"]
+
+
+def test_compare_on_own_data(tmp_path, capsys):
+    images, labels = toys.pictures(80, classes=5)
+    np.savez(tmp_path / "own.npz", X=images, y=labels)
+    words = ["compare", str(tmp_path / "own.npz"), "--trials", "2", "--epochs", "1"]
+    more = ["--out", str(tmp_path / "o"), "--results", str(tmp_path / "r")]
+    assert run([*words, *more]) == 1
+    assert "own data with --splits random" in capsys.readouterr().err
+    assert run([*words, *more, "--splits", "random", "--seed", "4"]) == 0
+    record = json.loads((tmp_path / "r" / "compare-own-random.json").read_text())
+    assert len(record["methods"]["softmax"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare", "mnist", "--data-root", "/nowhere"], "data get mnist"),
+        (["compare", "imagenet"], "a benchmark among"),
+        (["compare", "digits", "--methods", "softmax,dcs"], "did you mean 'dsc'"),
+        (["compare", "digits", "--splits", "osrci"], "splits among"),
+        (["data", "get", "mnits"], "mnist"),
+        (["check", "/nowhere"], "/nowhere"),
+        (["estimate", "/nowhere", "--out", "x"], "nothing of that name"),
+    ],
+)
+def test_mistakes(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(words) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_differences_are_paired():
+    def result(value):
+        names = ("accuracy", "auroc", "oscr", "fpr95", "macro_f1", "known_kept", "unknown_rejected")
+        return dict.fromkeys(names, value) | {
+            "score": "s",
+            "auroc_by_score": {"s": value, "t": value / 2},
+            "seconds": 3.0,
+        }
+
+    record = {"methods": {"a": [result(0.5), result(0.7)], "b": [result(0.6), result(0.9)]}}
+    heading, body = rows(record)
+    first, _, second, other = body
+    place = heading.index("Δ AUROC")
+    assert first[place] == ""
+    assert second[place] == "+15.0 ± 7.1"
+    assert second[heading.index("AUROC")] == "75.0 ± 21.2"
+    assert (other[0].strip(), other[2]) == ("by t", "37.5 ± 10.6")
+
+
+def test_estimate_leaves_each_class_out(tmp_path, capsys):
+    images, labels = toys.pictures(160, classes=4)
+    np.savez(tmp_path / "own.npz", X=images, y=np.array(["a", "b", "c", "d"])[labels])
+    words = ["estimate", str(tmp_path / "own.npz"), "--out", str(tmp_path / "e"), "--epochs", "12"]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert "Expect about: AUROC" in text
+    folds = json.loads((tmp_path / "e" / "estimate.json").read_text())["folds"]
+    assert len(folds) == 4
+    for fold in folds:
+        assert fold["counts"]["known classes"] == 3
+        assert fold["counts"]["unknown test"] == 40
+        assert fold["accuracy"] > 0.9
+    assert run([*words, "--leave-out", "3"]) == 1
+    assert "5 or more classes" in capsys.readouterr().err
+
+
+def test_check_says_whether_to_train(tmp_path, capsys):
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for i, image in enumerate(toys.pictures(12, size=12, seed=len(name) + ord(name[0]))[0]):
+            Image.fromarray(image[..., 0]).save(tmp_path / name / f"{i}.png")
+    assert run(["check", str(tmp_path)]) == 0
+    assert "train" in capsys.readouterr().out.splitlines()[-1]
+    (tmp_path / "bee" / "bad.png").write_text("no image")
+    assert run(["check", str(tmp_path)]) == 1
+    assert "bad.png" in capsys.readouterr().out
+    assert run(["check", str(tmp_path), "--json"]) == 1
+    assert "bad.png" in json.dumps(json.loads(capsys.readouterr().out))
+    assert run(["train", str(tmp_path), "--out", str(tmp_path / "r"), "--epochs", "1"]) == 1
+    assert "bad.png" in capsys.readouterr().err
+    skip = ["--out", str(tmp_path / "r"), "--epochs", "1", "--on-bad", "skip"]
+    assert run(["train", str(tmp_path), *skip]) == 0
+    assert "bad.png" in capsys.readouterr().out
+
+
+def test_a_frozen_backbone_from_the_command_line(tmp_path, capsys):
+    images, labels = toys.pictures(60, size=16, channels=3)
+    np.savez(tmp_path / "v.npz", X=images, y=labels)
+    train = ["train", str(tmp_path / "v.npz"), "--epochs", "30", "--device", "cpu"]
+    words = ["--out", str(tmp_path / "frozen"), "--freeze", "--set", "head=linear"]
+    assert run([*train, *words]) == 0
+    log = (tmp_path / "frozen" / "log.jsonl").read_text().splitlines()
+    assert len(log) == 30
+    assert run(["predict", str(tmp_path / "frozen"), str(tmp_path / "v.npz"), "--json"]) == 0
+    capsys.readouterr()
+    bad = ["--out", str(tmp_path / "x"), "--weights", str(tmp_path / "v.npz")]
+    assert run([*train, *bad]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert run([*train, "--out", str(tmp_path / "y"), "--freeze", "--augment", "crop"]) == 1
+    assert "augment" in capsys.readouterr().err
