@@ -74,8 +74,8 @@ class Benchmark:
 
 BENCHMARKS = {
     "digits": Benchmark("digits", "digits", "mnist", 8, 1, "none"),
-    "mnist": Benchmark("mnist", "mnist", "mnist", 32, 3, "crop"),
-    "fashion-mnist": Benchmark("fashion-mnist", "fashion-mnist", "mnist", 32, 3, "crop+flip"),
+    "mnist": Benchmark("mnist", "mnist", "mnist", 32, 3, "none"),
+    "fashion-mnist": Benchmark("fashion-mnist", "fashion-mnist", "mnist", 32, 3, "flip"),
     "svhn": Benchmark("svhn", "svhn", "svhn", 32, 3, "crop"),
     "cifar10": Benchmark("cifar10", "cifar10", "cifar10", 32, 3, "crop+flip"),
     "cifar+10": Benchmark("cifar10", "cifar100", "cifar+10", 32, 3, "crop+flip"),
