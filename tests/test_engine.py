@@ -15,7 +15,7 @@ from deepsimplex.batches import TrainingSet, balanced_order, draw, epoch_order, 
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
 from deepsimplex.methods.base import Method, Optimiser, Stage, Update
-from deepsimplex.recipes import Recipe, learning_rate
+from deepsimplex.recipes import Recipe, default_recipe, learning_rate
 
 
 class Everything(Method):
@@ -560,3 +560,10 @@ def test_no_step_waits_for_the_gpu(monkeypatch):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert keeper.steps == 4 * 3 + 2 * 3
+
+
+def test_few_small_images_get_more_epochs():
+    assert default_recipe("dsc", (1, 8, 8), images=120).epochs == 400
+    assert default_recipe("dsc", (1, 8, 8), images=640).epochs == 40
+    assert default_recipe("dsc", (1, 8, 8), images=6400).epochs == 30
+    assert default_recipe("dsc", (1, 8, 8)).epochs == 30

@@ -74,7 +74,7 @@ def train(
     labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
     shape = tuple(images.shape[1:])
     recipe = dataclasses.replace(
-        default_recipe(method, shape, seed),
+        default_recipe(method, shape, seed, len(labels)),
         settings=settings_for(method, settings),
         **{name: value for name, value in recipe_changes.items() if value is not None},
     )

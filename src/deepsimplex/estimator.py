@@ -112,7 +112,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             images,
             from_numpy(labels.astype(np.int64)),
             self.classes_,
-            self._recipe(tuple(images.shape[1:])),
+            self._recipe(tuple(images.shape[1:]), len(images)),
             keep=self.keep,
             guarantee=self.guarantee,
             by=self.by,
@@ -191,7 +191,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                 warnings.warn(model.threshold.meaning(), stacklevel=3)
         return self
 
-    def _recipe(self, shape: tuple[int, ...]) -> Recipe:
+    def _recipe(self, shape: tuple[int, ...], count: int) -> Recipe:
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -204,7 +204,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         changes |= {"settings": settings_for(self.method, self.settings)}
         if self.backbone != "auto":
             changes |= {"backbone": self.backbone}
-        return dataclasses.replace(default_recipe(self.method, shape, int(seed)), **changes)
+        recipe = default_recipe(self.method, shape, int(seed), count)
+        return dataclasses.replace(recipe, **changes)
 
     def _unknown_label(self) -> Any:
         """The label of rejection: never one of the classes."""

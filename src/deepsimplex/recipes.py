@@ -110,12 +110,19 @@ def digits_recipe(method: str, seed: int = 0) -> Recipe:
     )
 
 
-def default_recipe(method: str, shape: tuple[int, ...], seed: int = 0) -> Recipe:
-    """What `train` and OpenSetClassifier use for input of this shape when nothing is said."""
+def default_recipe(
+    method: str, shape: tuple[int, ...], seed: int = 0, images: int | None = None
+) -> Recipe:
+    """What `train` and OpenSetClassifier use for input of this shape when nothing is said.
+
+    A few small images make few steps an epoch: they get more epochs, 400 steps in all.
+    """
     if len(shape) == 1:
         return Recipe(method=method, backbone="mlp", batch_size=64, learning_rate=0.03, seed=seed)
     if max(shape[1:]) <= 28:
-        return digits_recipe(method, seed)
+        recipe = digits_recipe(method, seed)
+        steps = max(1, (images or 10**9) // recipe.batch_size)
+        return dataclasses.replace(recipe, epochs=max(recipe.epochs, -(-400 // steps)))
     return Recipe(method=method, augment="crop", weight_decay=1e-4, seed=seed)
 
 

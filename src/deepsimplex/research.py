@@ -122,7 +122,7 @@ def estimate(
         for number, known in enumerate(folds):
             trial = split_trial(data, known, name=f"{data.source}/without/{number}", seed=seed)
             shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
-            recipe = default_recipe(method, shape, seed)
+            recipe = default_recipe(method, shape, seed, len(trial.train[1]))
             if epochs is not None:
                 recipe = dataclasses.replace(recipe, epochs=epochs)
             missing = ", ".join(sorted(set(trial.unknown_names)))
