@@ -102,9 +102,23 @@ def test_osrci_counts_and_strides() -> None:
     assert map_sides(net, nn.Conv2d, torch.randn(1, *RGB)) == [32, 32, 16, 16, 16, 8, 8, 8, 4]
     assert net.features == 128
     assert OSRCINet(pooled=False, size=(32, 32)).features == 2048
-    dropouts = [m for m in net.modules() if isinstance(m, nn.Dropout2d)]
-    assert [m.p for m in dropouts] == [0.2, 0.2, 0.2]
-    assert {m.negative_slope for m in net.modules() if isinstance(m, nn.LeakyReLU)} == {0.2}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_osrci_is_dropout_convolution_norm_leaky_relu(training: bool) -> None:
+    torch.manual_seed(1)
+    net = OSRCINet().train(training)
+    layers: list[nn.Module] = []
+    for number, pair in enumerate(net.layers):
+        if number % 3 == 0:
+            layers.append(nn.Dropout2d(0.2))
+        layers += pair, nn.LeakyReLU(0.2)
+    plain = nn.Sequential(*layers).train(training)
+    x = torch.randn(5, *RGB)
+    torch.manual_seed(2)
+    ours = net(x)
+    torch.manual_seed(2)
+    assert torch.equal(ours, plain(x).mean((2, 3)))
 
 
 def test_osrci_initial_weights() -> None:
@@ -124,7 +138,7 @@ def test_osrci_initial_weights() -> None:
 
 def test_osrci_never_blanks_a_grey_image() -> None:
     x = torch.ones(256, 1, 8, 8)
-    assert torch.equal(OSRCINet(channels=1).train().layers[0](x), x)
+    assert torch.equal(OSRCINet(channels=1).train().dropout(x), x)
     assert not torch.equal(OSRCINet(channels=3).train().layers[0](x.expand(-1, 3, -1, -1)), x)
 
 

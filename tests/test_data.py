@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepsimplex.data.augment import augment, check_augment, random_crop, random_flip
+from deepsimplex.data.augment import augment, check_augment, mirrored, windows
 from deepsimplex.data.pictures import read_images
 from deepsimplex.data.protocols import digits_trial, split_trial, splits
 from deepsimplex.data.sources import hold_out, load_data, load_digits, to_tensor
@@ -193,7 +193,8 @@ def test_tensors_are_channels_first():
 def test_crops_are_windows_of_the_padded_image():
     images = torch.arange(1, 2 * 3 * 5 * 6 + 1).view(2, 3, 5, 6).repeat(40, 1, 1, 1)
     torch.manual_seed(0)
-    cropped = random_crop(images, pad=2)
+    top, left = torch.randint(0, 5, (2, 80))
+    cropped = windows(images, top, left, pad=2)
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2))
     seen = set()
     for image, source in zip(cropped, padded, strict=True):
@@ -205,23 +206,30 @@ def test_crops_are_windows_of_the_padded_image():
         ]
         assert len(places) == 1  # a window of this image, the same in every channel
         seen.add(places[0])
-    assert len(seen) > 15
+    assert seen == set(zip(top.tolist(), left.tolist(), strict=True))
 
 
-def test_flips_mirror_about_half():
-    images = torch.arange(4.0).expand(200, 1, 3, 4).clone()
-    torch.manual_seed(0)
-    flipped = random_flip(images)
-    mirrored = (flipped[:, 0, 0, 0] == 3).sum()
-    assert 70 < mirrored < 130
-    for image in flipped:
-        assert torch.equal(image, images[0]) or torch.equal(image, images[0].flip(2))
+def test_flips_mirror_where_asked():
+    images = torch.arange(4.0).expand(6, 1, 3, 4).clone()
+    mirror = torch.tensor([True, False, True, True, False, False])
+    for image, turned in zip(mirrored(images, mirror), mirror, strict=True):
+        assert torch.equal(image, images[0].flip(2) if turned else images[0])
 
 
 def test_augments_by_name():
-    images = torch.randint(0, 255, (8, 1, 16, 16), dtype=torch.uint8)
-    assert augment(images, "none") is images
-    assert augment(images, "crop+flip").dtype == torch.uint8
-    assert augment(images, "crop+flip").shape == images.shape
+    images = torch.randint(0, 255, (300, 1, 16, 16), dtype=torch.uint8)
+    rows = torch.arange(299, 99, -1)
+    assert torch.equal(augment(images, rows, "none"), images[rows])
+    torch.manual_seed(0)
+    flipped = augment(images, rows, "flip")
+    turned = (flipped == images[rows].flip(3)).flatten(1).all(1)
+    same = (flipped == images[rows]).flatten(1).all(1)
+    assert (turned ^ same).all()
+    assert 70 < turned.sum() < 130
+    cropped = augment(images, rows, "crop")
+    assert 0 < (cropped == images[rows]).flatten(1).all(1).sum() < 30  # one place in 25 is its own
+    both = augment(images, rows, "crop+flip")
+    assert both.dtype == torch.uint8
+    assert both.shape == (200, 1, 16, 16)
     with pytest.raises(DeepSimplexError, match="augment among"):
         check_augment("blur", (1, 8, 8))

@@ -11,9 +11,11 @@ import difflib
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.layers import norm_act, stem
 from deepsimplex.resnet import BLOCKS, ResNet
 
 NAMES = (
@@ -31,6 +33,10 @@ NAMES = (
     ),
     "timm:NAME",
 )
+
+
+DROP = 0.2
+"""Share of maps that the OSRCI net drops before each block."""
 
 
 class OSRCINet(nn.Module):
@@ -54,12 +60,13 @@ class OSRCINet(nn.Module):
         self.features = 128
         if not pooled and size is not None:
             self.features *= -(-size[0] // 8) * -(-size[1] // 8)
-        layers: list[nn.Module] = []
+        # A one-channel image dropped is a blank image.
+        self.dropout = nn.Dropout2d(DROP) if channels > 1 else nn.Identity()
+        layers = []
         width = channels
         for block in ((64, 64, 128), (128, 128, 128), (128, 128, 128)):
-            layers.append(nn.Dropout2d(0.2) if width > 1 else nn.Identity())
             for out, stride in zip(block, (1, 1, 2), strict=True):
-                layers += _conv_bn(width, out, 3, stride), nn.LeakyReLU(0.2)
+                layers.append(_conv_bn(width, out, 3, stride))
                 width = out
         self.layers = nn.Sequential(*layers)
         for module in self.modules():
@@ -69,7 +76,11 @@ class OSRCINet(nn.Module):
                 nn.init.normal_(module.weight, 1.0, 0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layers(x)
+        x = self.dropout(x)
+        for number, layer in enumerate(self.layers):
+            conv, norm = _pair(layer)
+            x = conv(x) if number else stem(conv, x)
+            x = norm_act(norm, x, 0.2, drop=DROP if number in (2, 5) else 0.0)
         return x.mean((2, 3)) if self.pooled else x.flatten(1)
 
 
@@ -112,19 +123,17 @@ class SmallNet(nn.Module):
         super().__init__()
         self.features = features
         self.layers = nn.Sequential(
-            _conv_bn(channels, 32, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2) if min(size) >= 16 else nn.Identity(),
-            _conv_bn(32, 32, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            _conv_bn(32, features, 3),
-            nn.ReLU(),
+            _conv_bn(channels, 32, 3), _conv_bn(32, 32, 3), _conv_bn(32, features, 3)
         )
+        self.pools = (1 if min(size) >= 16 else None, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layers(x).mean((2, 3))
-        return out
+        for number, layer in enumerate(self.layers):
+            conv, norm = _pair(layer)
+            if number in self.pools:
+                x = F.max_pool2d(x, 2)
+            x = norm_act(norm, conv(x) if number else stem(conv, x), 0.0)
+        return x.mean((2, 3))
 
 
 class MLP(nn.Module):
@@ -276,6 +285,14 @@ def _unknown_name(name: str, known: Sequence[str]) -> DeepSimplexError:
         repr(name),
         f"did you mean {close[0]!r}?" if close else "pick one of these",
     )
+
+
+def _pair(layer: nn.Module) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    """The parts of a `_conv_bn`."""
+    conv, norm = layer.children()
+    assert isinstance(conv, nn.Conv2d)
+    assert isinstance(norm, nn.BatchNorm2d)
+    return conv, norm
 
 
 def _conv_bn(channels: int, width: int, kernel: int, stride: int = 1) -> nn.Sequential:

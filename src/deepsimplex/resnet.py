@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.layers import norm_act, stem
 
 BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STRIDES = {"cifar": 8, "imagenet": 32}
@@ -27,16 +28,13 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = _conv(channels, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
         self.conv2 = _conv(width, width, 3)
         self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _shortcut(channels, width, stride)
+        self.downsample = _downsample(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.bn2(self.conv2(y))
-        out: Tensor = self.relu(y + (x if self.downsample is None else self.downsample(x)))
-        return out
+        y = norm_act(self.bn1, self.conv1(x), 0.0)
+        return norm_act(self.bn2, self.conv2(y), 0.0, residual=_shortcut(self.downsample, x))
 
 
 class Bottleneck(nn.Module):
@@ -53,15 +51,12 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = _conv(width, wide, 1)
         self.bn3 = nn.BatchNorm2d(wide)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = _shortcut(channels, wide, stride)
+        self.downsample = _downsample(channels, wide, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        out: Tensor = self.relu(y + (x if self.downsample is None else self.downsample(x)))
-        return out
+        y = norm_act(self.bn1, self.conv1(x), 0.0)
+        y = norm_act(self.bn2, self.conv2(y), 0.0)
+        return norm_act(self.bn3, self.conv3(y), 0.0, residual=_shortcut(self.downsample, x))
 
 
 class ResNet(nn.Module):
@@ -97,7 +92,6 @@ class ResNet(nn.Module):
         else:
             self.conv1 = _conv(channels, 64, 7, stride=2)
         self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.Identity() if stem == "cifar" else nn.MaxPool2d(3, 2, padding=1)
         block = BasicBlock if depth == 18 else Bottleneck
         self.layer1 = _stage(block, 64, 64, BLOCKS[depth][0], stride=1)
@@ -112,7 +106,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(norm_act(self.bn1, stem(self.conv1, x), 0.0))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean((2, 3)) if self.pooled else x.flatten(1)
 
@@ -161,7 +155,15 @@ def _conv(channels: int, width: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
 
 
-def _shortcut(channels: int, width: int, stride: int) -> nn.Sequential | None:
+def _shortcut(downsample: nn.Sequential | None, x: Tensor) -> Tensor:
+    if downsample is None:
+        return x
+    conv, norm = downsample
+    assert isinstance(norm, nn.BatchNorm2d)
+    return norm_act(norm, conv(x), 1.0)
+
+
+def _downsample(channels: int, width: int, stride: int) -> nn.Sequential | None:
     if stride == 1 and channels == width:
         return None
     return nn.Sequential(_conv(channels, width, 1, stride), nn.BatchNorm2d(width))

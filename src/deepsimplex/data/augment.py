@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.layers import has_triton
 
 AUGMENTS = ("none", "crop", "flip", "crop+flip")
 
@@ -20,29 +21,38 @@ def check_augment(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def augment(images: Tensor, name: str) -> Tensor:
-    """images (n, c, h, w) → the same shape and dtype; randomness from the device's generator."""
+def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
+    """images[rows] augmented, (N, c, h, w) → (n, c, h, w); the device's generator is drawn from."""
     if name == "none":
-        return images
-    if "crop" in name:
-        images = random_crop(images, pad=max(1, images.shape[-1] // 8))
+        return images[rows]
+    n, pad = len(rows), max(1, images.shape[-1] // 8) if "crop" in name else 0
+    if pad:
+        top, left = torch.randint(0, 2 * pad + 1, (2, n), device=images.device)
+    else:
+        top = left = torch.zeros(n, dtype=torch.int64, device=images.device)
     if "flip" in name:
-        images = random_flip(images)
-    return images
+        mirror = torch.rand(n, device=images.device) < 0.5
+    else:
+        mirror = torch.zeros(n, dtype=torch.bool, device=images.device)
+    if images.is_cuda and has_triton():
+        from deepsimplex.kernels.images import cut
+
+        return cut(images, rows, top, left, mirror, pad)
+    return mirrored(windows(images[rows], top, left, pad), mirror)
 
 
-def random_crop(images: Tensor, pad: int) -> Tensor:
+def windows(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
     """Pad by zeros, cut a window of the old size at a place of each image's own."""
+    if pad == 0:
+        return images
     n, c, h, w = images.shape
     padded = F.pad(images, (pad, pad, pad, pad))
-    top, left = torch.randint(0, 2 * pad + 1, (2, n, 1), device=images.device)
-    rows = (top + torch.arange(h, device=images.device)).view(n, 1, h, 1)
-    columns = (left + torch.arange(w, device=images.device)).view(n, 1, 1, w)
+    rows = (top[:, None] + torch.arange(h, device=images.device)).view(n, 1, h, 1)
+    columns = (left[:, None] + torch.arange(w, device=images.device)).view(n, 1, 1, w)
     flat = (rows * (w + 2 * pad) + columns).expand(n, c, h, w).reshape(n, c, h * w)
     return padded.flatten(2).gather(2, flat).view(n, c, h, w)
 
 
-def random_flip(images: Tensor) -> Tensor:
-    """Mirror each image left to right with probability ½."""
-    flipped = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
-    return torch.where(flipped, images.flip(3), images)
+def mirrored(images: Tensor, mirror: Tensor) -> Tensor:
+    """Each image left to right where `mirror` (n,) says so."""
+    return torch.where(mirror.view(-1, 1, 1, 1), images.flip(3), images)

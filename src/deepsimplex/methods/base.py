@@ -7,7 +7,7 @@ method knows nothing about loops, devices or files.
 
 State that must survive a stop (running centres, counters, Weibull tails) is a registered buffer:
 it is in the checkpoint and in the model file because it is in `state_dict()`. Randomness comes
-from torch's generators, which are kept; NumPy's and Python's are not.
+from torch's default generators, which are seeded anew for every step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from deepsimplex.errors import DeepSimplexError
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a loss sees: images (n, …), labels (n,), background images (K, …) or None."""
+    """What a loss sees: images (n, …), labels (n,), background images (K, …) or None.
+
+    All of it lies on the device, the step too: on a GPU a loss is captured once and replayed,
+    so it computes with these tensors and never looks at their values.
+    """
 
     images: Tensor
     labels: Tensor
     background: Tensor | None
-    step: int  # counted over the stage; survives resume
+    step: Tensor  # (), counted over the stage; survives resume
 
 
 # What counts as a number in settings and recipes; bool is one to Python, and refused by range.
@@ -87,6 +91,7 @@ class Stage:
     frozen: tuple[nn.Module, ...] = ()  # kept in eval mode
     after_step: Callable[[Batch], None] | None = None  # without gradients
     finish: Callable[[Passes], None] | None = None  # after the last step, in eval mode
+    capture: bool = True  # False: a loss whose shapes depend on values, run as written on a GPU
 
 
 class Normalise(nn.Module):
@@ -107,7 +112,7 @@ class Normalise(nn.Module):
     std: Tensor
 
     def forward(self, images: Tensor) -> Tensor:
-        return (images.to(self.mean.dtype) - self.mean).to(self.std.dtype) / self.std
+        return (images - self.mean).to(self.std.dtype) / self.std  # integers become floats
 
     def fit(self, images: Tensor) -> None:
         """Statistics of the training images (n, …); a constant channel is only centred."""
@@ -163,6 +168,19 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         """(n, d) → (n,), higher = more known."""
+
+
+def through_head(head: nn.Module, features: Tensor) -> Tensor:
+    """head(features), not rounded to bfloat16, which would blur a distance of 1 by 2⁻⁹.
+
+    A head of millions of weights keeps autocast's precision: its products would take the time.
+    """
+    small = sum(p.numel() for p in head.parameters()) < 2**24
+    if not small or features.dtype not in (torch.bfloat16, torch.float16):
+        out: Tensor = head(features)
+        return out
+    with torch.autocast(features.device.type, enabled=False):
+        return head(features.float())
 
 
 def known_and_background(

@@ -22,6 +22,7 @@ from deepsimplex.methods.base import (
     check_choices,
     check_score,
     known_and_background,
+    through_head,
 )
 from deepsimplex.simplex import Kind, Simplex, dot_products, length, squared_distances
 
@@ -75,7 +76,7 @@ class DSC(Method):
         self.head: nn.Module = build_head(head, encoder.features, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.encoder(images))
+        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)

@@ -15,6 +15,7 @@ from deepsimplex.methods.base import (
     Stage,
     Update,
     check_score,
+    through_head,
 )
 
 
@@ -40,7 +41,7 @@ class Softmax(Method):
         self.head = nn.Linear(encoder.features, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.encoder(images))
+        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
