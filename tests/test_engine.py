@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from deepsimplex import engine
-from deepsimplex.batches import TrainingSet, balanced_order, draw, epoch_order, passes
+from deepsimplex.batches import Feed, TrainingSet, balanced_order, epoch_order, passes
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
 from deepsimplex.methods.base import Method, Optimiser, Stage, Update
+from deepsimplex.optimisers import Plain, build_optimisers, rates
 from deepsimplex.recipes import Recipe, default_recipe, learning_rate
 
 
@@ -66,7 +67,7 @@ class Everything(Method):
                 own = features[batch.labels == c]
                 if len(own):
                     self.centres[c].lerp_(own.float().mean(0), 0.5)
-        self.seen.append((batch.step, batch.labels.tolist(), batch.background is not None))
+        self.seen.append((int(batch.step), batch.labels.tolist(), batch.background is not None))
         loss = nn.functional.cross_entropy(self.head(features), batch.labels)
         if batch.background is not None:
             loss = loss + 0.1 * self(batch.background).square().mean()
@@ -101,6 +102,22 @@ class Everything(Method):
 
     def knownness(self, outputs, score):
         return self.class_scores(outputs, score).amax(1)
+
+
+class Static(Everything):
+    """The same without boolean masks, whose shapes depend on values: a step can be captured."""
+
+    def fit_loss(self, batch):
+        features = self(batch.images)
+        loss = nn.functional.cross_entropy(self.head(features), batch.labels)
+        with torch.no_grad():
+            mine = nn.functional.one_hot(batch.labels, 3).float()
+            self.centres.lerp_(mine.T @ features.float() / mine.sum(0)[:, None], 0.5)
+        if batch.background is not None:
+            loss = loss + 0.1 * self(batch.background).square().mean()
+        if self.poison is not None:
+            loss = loss + torch.where(batch.step == self.poison, float("nan"), 0.0)
+        return loss
 
 
 class Memory:
@@ -225,10 +242,14 @@ def test_a_nan_stops_the_training_and_names_the_step(poison):
     assert keeper.checkpoint is None
 
 
-def test_the_finite_check_reads_nothing_during_an_epoch(monkeypatch):
-    """Tensor.item, float() and int() wait for a GPU: none may be called inside the step loop."""
-    reads = []
-    for name in ("item", "__float__", "__int__", "__bool__"):
+def test_a_step_looks_at_no_value(monkeypatch):
+    """Tensor.item, float(), int() and bool() wait for a GPU, and a captured step has none."""
+    method, reads = fresh(), []
+    method.fit_loss = lambda batch: method.head(method(batch.images)).square().mean()
+    now = engine.Now(method, data(), RECIPE, method.stages(1)[0], 0, torch.device("cpu"))
+    monkeypatch.setattr(now, "rate", lambda update: 0.1)  # on the CPU a Python number
+    now.begin(Place())
+    for name in ("item", "__float__", "__int__", "__bool__", "tolist"):
         original = getattr(torch.Tensor, name)
 
         def spy(self, original=original, name=name):
@@ -236,13 +257,12 @@ def test_the_finite_check_reads_nothing_during_an_epoch(monkeypatch):
             return original(self)
 
         monkeypatch.setattr(torch.Tensor, name, spy)
-    meter = engine.Meter(fresh().stages(1)[0], torch.device("cpu"))
-    for at in range(5):
-        meter.observe("fit", torch.tensor(1.0 if at != 3 else math.inf), at)
-        meter.observe("critic", torch.tensor(1.0), at)
+    before = method.head.weight.detach().clone()
+    # torch.optim's Adam on the CPU keeps its step count in a tensor and reads it.
+    now.optimisers["critic"] = now.optimisers["fit"]
+    engine.descend(now)
     assert reads == []
-    with pytest.raises(NonFiniteLossError, match="at step 3;"):
-        meter.close(RECIPE)
+    assert not torch.equal(method.head.weight, before)
 
 
 def test_epoch_orders_differ_and_repeat():
@@ -311,16 +331,23 @@ def test_small_sets_make_one_batch():
     assert background is None
 
 
+def plain_optimiser(recipe, update):
+    stage = Stage("s", (update,), 1)
+    (made,) = build_optimisers(recipe, stage, {}, torch.device("cpu")).values()
+    assert isinstance(made, Plain)
+    return made.optimiser
+
+
 def test_optimisers_are_what_the_recipe_says():
     weight = nn.Parameter(torch.ones(3))
     update = Update("u", lambda batch: weight.sum(), (weight,))
     recipe = Recipe(learning_rate=0.2, momentum=0.8, weight_decay=0.01)
-    made = engine._optimiser(recipe, update)
+    made = plain_optimiser(recipe, update)
     assert isinstance(made, torch.optim.SGD)
     group = made.param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.8, 0.01)
     assert group["nesterov"]
-    made = engine._optimiser(dataclasses.replace(recipe, optimiser="adamw"), update)
+    made = plain_optimiser(dataclasses.replace(recipe, optimiser="adamw"), update)
     assert type(made) is torch.optim.AdamW
     assert made.param_groups[0]["betas"] == (0.8, 0.999)
     assert made.param_groups[0]["weight_decay"] == 0.01
@@ -328,12 +355,13 @@ def test_optimisers_are_what_the_recipe_says():
         "adam", 0.3, momentum=0.5, beta2=0.9, weight_decay=0.1, schedule=lambda s, n: s / n
     )
     update = dataclasses.replace(update, optimiser=own)
-    made = engine._optimiser(recipe, update)
+    made = plain_optimiser(recipe, update)
     assert type(made) is torch.optim.Adam
     assert made.param_groups[0]["betas"] == (0.5, 0.9)
     assert made.param_groups[0]["weight_decay"] == 0.1
-    engine._set_rate(made, recipe, update, 3, 10)
-    assert made.param_groups[0]["lr"] == pytest.approx(0.09)
+    assert rates(recipe, update, 3, 2, 10) == pytest.approx([0.09, 0.12])
+    plain = dataclasses.replace(update, optimiser=None)
+    assert rates(recipe, plain, 3, 1, 10) == [learning_rate(recipe, 0.2, 3, 10)]
 
 
 def test_updates_can_share_an_optimiser():
@@ -341,9 +369,10 @@ def test_updates_can_share_an_optimiser():
     updates = tuple(
         Update(name, lambda batch: weight.sum(), (weight,), shares="both") for name in "ab"
     )
-    assert list(engine._optimisers(RECIPE, Stage("s", updates, 1))) == ["both"]
+    cpu = torch.device("cpu")
+    assert list(build_optimisers(RECIPE, Stage("s", updates, 1), {}, cpu)) == ["both"]
     apart = tuple(dataclasses.replace(update, shares=None) for update in updates)
-    assert list(engine._optimisers(RECIPE, Stage("s", apart, 1))) == ["a", "b"]
+    assert list(build_optimisers(RECIPE, Stage("s", apart, 1), {}, cpu)) == ["a", "b"]
 
 
 def test_what_a_stage_does_not_move_gets_no_gradient(uninterrupted):
@@ -409,15 +438,29 @@ def test_determinism_is_switched_on_and_back(monkeypatch):
 
 
 def test_knowns_and_background_are_augmented():
-    images = torch.arange(2 * 8 * 8, dtype=torch.float32).view(2, 1, 8, 8).repeat(8, 1, 1, 1)
+    images = torch.arange(16 * 8 * 8, dtype=torch.float32).view(16, 1, 8, 8)
     pictures = TrainingSet(images, torch.arange(16) % 2, images.clone())
+    recipe = Recipe(batch_size=8, background_batch=4)
+    turn, at = torch.tensor([1]), torch.tensor(7)
+    plain = Feed(pictures, recipe, Stage("s", (), 1), 0, "none")
+    plain.begin(0)
+    batch = plain.draw(turn, at)
+    known, background = epoch_order(pictures, recipe, Stage("s", (), 1), 0, 0)
+    assert torch.equal(batch.images, images[known[1]])
+    assert torch.equal(batch.labels, pictures.labels[known[1]])
+    assert torch.equal(batch.background, images[background[1]])
+    assert batch.step is at
+    moving = Feed(pictures, recipe, Stage("s", (), 1), 0, "crop")
+    moving.begin(0)
     torch.manual_seed(0)
-    plain = draw(pictures, torch.arange(16), torch.arange(16)[None], 0, 7, "none")
-    moved = draw(pictures, torch.arange(16), torch.arange(16)[None], 0, 7, "crop")
-    assert torch.equal(plain.images, images)
-    assert plain.step == 7
-    assert not torch.equal(moved.images, images)
-    assert not torch.equal(moved.background, images)
+    moved = moving.draw(turn, at)
+    assert not torch.equal(moved.images, batch.images)
+    assert not torch.equal(moved.background, batch.background)
+    again = Feed(pictures, recipe, Stage("s", (), 1), 0, "none")
+    where = again.known.data_ptr()
+    again.begin(3)
+    assert again.known.data_ptr() == where  # a captured step reads it there
+    assert not torch.equal(again.known, known)
 
 
 def test_passes_see_every_image_once():
@@ -513,53 +556,6 @@ def test_recipes_take_numpy_numbers_and_survive_json():
 def test_cuda_asked_for_but_absent():
     with pytest.raises(DeepSimplexError, match="a usable CUDA device"):
         engine.pick_device("cuda")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_deterministic_resume_on_a_gpu():
-    recipe = dataclasses.replace(RECIPE, deterministic=True)
-    whole = fresh()
-    train(whole, data(), recipe, device="cuda")
-    keeper = Memory(8)
-    with pytest.raises(Stopped):
-        train(fresh(), data(), recipe, device="cuda", keeper=keeper)
-    keeper.stop_at = None
-    again = fresh()
-    train(again, data(), recipe, device="cuda", keeper=keeper)
-    assert same(again, whole)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_no_step_waits_for_the_gpu(monkeypatch):
-    """From drawing a batch to the end of its step, CUDA refuses every synchronising call."""
-    original = engine.draw
-
-    def strict(*arguments):
-        torch.cuda.set_sync_debug_mode("error")
-        return original(*arguments)
-
-    class Relaxing(Memory):
-        steps = 0
-
-        def stopping(self):
-            torch.cuda.set_sync_debug_mode("default")
-            self.steps += 1
-
-    class Plain(Everything):
-        def fit_loss(self, batch):  # as above, without the boolean masks, which do wait
-            return nn.functional.cross_entropy(self.head(self(batch.images)), batch.labels)
-
-    monkeypatch.setattr(engine, "draw", strict)
-    keeper = Relaxing()
-    torch.manual_seed(1)
-    try:
-        train(Plain(), data(), RECIPE, device="cuda", keeper=keeper)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert keeper.steps == 4 * 3 + 2 * 3
 
 
 def test_few_small_images_get_more_epochs():

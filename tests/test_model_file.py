@@ -215,7 +215,7 @@ class Spy:
 
     def __init__(self, monkeypatch):
         self.trained = self.normalised = self.scored = None
-        train, fit, scores = engine.train, Normalise.fit, engine.scores
+        train, fit, scores = engine.training, Normalise.fit, engine.scores
 
         def spy_train(method, data, *rest, **more):
             self.trained = data.images
@@ -229,7 +229,7 @@ class Spy:
             self.scored = images
             return scores(method, images, *rest, **more)
 
-        monkeypatch.setattr(engine, "train", spy_train)
+        monkeypatch.setattr(engine, "training", spy_train)
         monkeypatch.setattr(Normalise, "fit", spy_fit)
         monkeypatch.setattr(engine, "scores", spy_scores)
 
@@ -284,7 +284,7 @@ def test_the_hold_out_follows_the_seed(monkeypatch):
     ],
 )
 def test_bad_requests_are_refused_before_training(monkeypatch, arguments, words):
-    monkeypatch.setattr(engine, "train", lambda *a, **k: pytest.fail("it trained"))
+    monkeypatch.setattr(engine, "training", lambda *a, **k: pytest.fail("it trained"))
     images, labels = toys.tensors(*toys.pictures(60))
     recipe = toys.quick(arguments.pop("method", "dsc"), 1)
     labels, classes = arguments.pop("labels", labels), arguments.pop("classes", list("abc"))

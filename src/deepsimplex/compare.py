@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from deepsimplex import metrics
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
-from deepsimplex.fitting import fit_model
+from deepsimplex.fitting import fitting
+from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
@@ -80,6 +81,22 @@ def run_trial(
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Train, calibrate and test one method on one trial in its own run folder, or go on there."""
+    where = pick_device(device)
+    job = running(trial, recipe, folder, where, keep=keep, report=report)
+    return drive([job], where, deterministic=recipe.deterministic)[0]
+
+
+def running(
+    trial: Trial,
+    recipe: Recipe,
+    folder: Path,
+    where: torch.device,
+    *,
+    keep: float,
+    at_once: int = 1,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Generator[None, None, dict[str, Any]]:
+    """`run_trial`, yielding after every step; for lanes.drive, `at_once` of them on the device."""
     images, calibration = to_tensor(trial.train[0]), to_tensor(trial.calibration[0])
     data: dict[str, Any] = {"trial": trial.name, "keep": keep}
     tested = (*trial.known_test, trial.unknown_test)
@@ -88,18 +105,18 @@ def run_trial(
     if METHODS[recipe.method].uses_background and trial.background is not None:
         background = to_tensor(trial.background)
     began = time.perf_counter()
-    with Run(folder, recipe, data, device=pick_device(device)) as run:
+    with Run(folder, recipe, data, device=where) as run:
         if run.results is not None:
             return run.results
-        model = fit_model(
+        model = yield from fitting(
             images,
             torch.from_numpy(trial.train[1]),
             trial.classes,
             recipe,
+            where,
             keep=keep,
             background=background,
             calibration=calibration,
-            device=device,
             keeper=run,
             report=report,
         )
@@ -116,6 +133,7 @@ def run_trial(
             "audit": trial.audit,
             "commit": code_commit(),
             "seconds": time.perf_counter() - began,
+            "trainings at once": at_once,
             **evaluation.report(model),
         }
         run.finish(results)

@@ -1,32 +1,35 @@
 """The one training loop.
 
-Read `train` from top to bottom: draw a batch, descend each loss of the stage, keep count. Data is
-resident (on the GPU if it fits), augmentation happens on the device, and no step waits for the
-device: losses are summed and watched for NaN there, and looked at once an epoch.
+Read `training` from top to bottom, then `descend`, its step: draw a batch, descend each loss of
+the stage. Data is resident (on the GPU if it fits), augmentation happens on the device, and no
+step waits for it: losses are kept there and looked at once an epoch. On a GPU a step is captured
+once and replayed (lanes.py); it reads its place, its batch and its rate from tensors.
 
 Stopping anywhere and starting again gives the same weights bit for bit (on the CPU always; on a
-GPU under `deterministic`): the order of an epoch depends on seed, stage and epoch alone, and a
-checkpoint holds everything else: weights, buffers, optimiser state, generators, running sums.
+GPU under `deterministic`): the order of an epoch depends on seed, stage and epoch alone, the
+random numbers of a step on seed, stage and step, and a checkpoint holds everything else:
+weights, buffers, optimiser state, the losses of the epoch.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from deepsimplex.batches import TrainingSet, draw, epoch_order, mix, passes, resident
+from deepsimplex.batches import Feed, TrainingSet, mix, passes, resident
 from deepsimplex.data.augment import check_augment
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
-from deepsimplex.methods.base import Method, Optimiser, Stage, Update
-from deepsimplex.recipes import Recipe, learning_rate
+from deepsimplex.lanes import Repeated, drive, seed
+from deepsimplex.methods.base import Batch, Method, Stage, Update
+from deepsimplex.optimisers import build_optimisers, rates, shadow_weights
+from deepsimplex.recipes import Recipe
 
 
 @dataclass(frozen=True)
@@ -65,107 +68,194 @@ def train(
 ) -> None:
     """Train `method` in place by `recipe`; leave it on the device, in eval mode."""
     where = pick_device(device)
-    with _reproducible(recipe, where):
-        method.to(where)
-        data = resident(data, where)
-        saved = keeper.load() if keeper else None
-        place = saved.place if saved else Place()
-        if saved:
-            _restore_method(saved, method, where)
-        for number, stage in enumerate(method.stages(recipe.epochs)):
-            if number < place.stage:
-                continue
-            how = _check(data, recipe, stage)
-            optimisers = _optimisers(recipe, stage)
-            meter = Meter(stage, where)
-            if saved and number == saved.place.stage:
-                _restore_stage(saved, optimisers, meter)
-            _set_mode(method, stage)
-            while place.epoch < stage.epochs:
-                began = time.perf_counter()
-                known, background = epoch_order(data, recipe, stage, number, place.epoch)
-                for step in range(place.step, len(known)):
-                    at = place.epoch * len(known) + step
-                    batch = draw(data, known[step], background, step, at, how)
-                    for update in stage.updates:
-                        optimiser = optimisers[update.shares or update.name]
-                        _set_rate(optimiser, recipe, update, at, stage.epochs * len(known))
-                        optimiser.zero_grad(set_to_none=True)
-                        with _precision(recipe, where):
-                            loss = update.loss(batch)
-                        loss.backward()
-                        if recipe.clip is not None:
-                            nn.utils.clip_grad_norm_(update.parameters, recipe.clip)
-                        optimiser.step()
-                        meter.observe(update.name, loss.detach(), at)
-                    if stage.after_step is not None:
-                        with torch.no_grad():
-                            stage.after_step(batch)
-                    place = Place(number, place.epoch, step + 1)
-                    asked = keeper.stopping() if keeper else None
-                    if keeper and (asked or keeper.due()):
-                        meter.check(recipe)
-                        _check_weights(method, recipe)
-                        keeper.save(_snapshot(place, method, optimisers, meter, where))
-                        if asked:
-                            raise Stopped(asked)
-                record = {"stage": stage.name, "epoch": place.epoch + 1, "epochs": stage.epochs}
-                record |= {"loss": meter.close(recipe), "seconds": time.perf_counter() - began}
-                place = Place(number, place.epoch + 1)
-                if keeper:
-                    keeper.log(record)
-                if report:
-                    report(record)
-            if stage.finish is not None:
-                method.eval()
-                with torch.no_grad():
-                    stage.finish(lambda: passes(data))
-            place = Place(number + 1)
-            _check_weights(method, recipe)
+    job = training(method, data, recipe, where, keeper=keeper, report=report)
+    drive([job], where, deterministic=recipe.deterministic)
+
+
+def training(
+    method: Method,
+    data: TrainingSet,
+    recipe: Recipe,
+    where: torch.device,
+    *,
+    keeper: Keeper | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Generator[None, None, None]:
+    """`train`, yielding after every step; for `drive`."""
+    method.to(where)
+    if where.type == "cuda":
+        method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    data = resident(data, where)
+    saved = keeper.load() if keeper else None
+    place = saved.place if saved else Place()
+    if saved:
+        _restore_method(saved, method)
+    for number, stage in enumerate(method.stages(recipe.epochs)):
+        if number < place.stage:
+            continue
+        _set_mode(method, stage)
+        now = Now(method, data, recipe, stage, number, where)
+        if saved and number == saved.place.stage:
+            now.restore(saved)
+        step = Repeated(lambda now=now: descend(now), now.settle, capture=now.capture)  # type: ignore[misc]
+        while place.epoch < stage.epochs:
+            began = time.perf_counter()
+            now.begin(place)
+            for turn in range(place.step, now.feed.steps):
+                now.feed.fetch(turn)
+                seed(where, mix(recipe.seed, number, 1 + place.epoch * now.feed.steps + turn))
+                step()
+                place = Place(number, place.epoch, turn + 1)
+                asked = keeper.stopping() if keeper else None
+                if keeper and (asked or keeper.due()):
+                    now.check(turn + 1)
+                    _check_weights(method, recipe)
+                    keeper.save(_snapshot(place, method, now))
+                    if asked:
+                        raise Stopped(asked)
+                yield
+            record = {"stage": stage.name, "epoch": place.epoch + 1, "epochs": stage.epochs}
+            record |= {"loss": now.means(), "seconds": time.perf_counter() - began}
+            place = Place(number, place.epoch + 1)
             if keeper:
-                keeper.save(_snapshot(place, method, {}, None, where))
-        method.requires_grad_(True).eval()
+                keeper.log(record)
+            if report:
+                report(record)
+        del step
+        now.clear()
+        if stage.finish is not None:
+            method.eval()
+            seed(where, mix(recipe.seed, number, 0))
+            with torch.no_grad():
+                stage.finish(lambda: passes(data))
+        place = Place(number + 1)
+        _check_weights(method, recipe)
+        if keeper:
+            keeper.save(_snapshot(place, method, None))
+    method.requires_grad_(True).eval()
 
 
-class Meter:
-    """Sums of the losses of an epoch and the first non-finite step, kept on the device."""
+def descend(now: Now) -> None:
+    """One step: a batch, and for each loss of the stage its gradient and a step against it."""
+    batch = now.feed.draw(now.turn, now.at)
+    for update in now.stage.updates:
+        optimiser = now.optimisers[update.shares or update.name]
+        optimiser.clear()
+        with _precision(now.recipe, now.device):
+            loss = now.loss(update, batch)
+        loss.backward()
+        optimiser.step(now.rate(update))
+        now.losses[update.name].index_copy_(0, now.turn, loss.detach().float().view(1))
+    if now.stage.after_step is not None:
+        with torch.no_grad():
+            now.stage.after_step(batch)
+            for weight, shadow in now.shadow_of.items():
+                shadow.copy_(weight)
+    now.clear()
+    now.count += 1
 
-    def __init__(self, stage: Stage, device: torch.device) -> None:
-        self.stage = stage
-        self.totals = {u.name: torch.zeros((), device=device) for u in stage.updates}
-        self.counts = torch.zeros((), dtype=torch.int64)
-        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
 
-    def observe(self, name: str, loss: Tensor, at: int) -> None:
-        self.totals[name] += loss.float()
-        bad = ~loss.isfinite() & (self.first_bad < 0)
-        self.first_bad.masked_fill_(bad, at)
-        if name == self.stage.updates[-1].name:
-            self.counts += 1
+class Now:
+    """A stage at work: all that its step reads and writes, in tensors that stay in place."""
 
-    def check(self, recipe: Recipe) -> None:
-        """Stop if any step so far was not finite. The only place that waits for the device."""
-        bad = int(self.first_bad)
-        if bad >= 0:
-            raise NonFiniteLossError(
-                f"a finite loss in stage {self.stage.name!r}",
-                f"NaN or infinity at step {bad}",
-                f"lower the learning rate (now {recipe.learning_rate:g}) or look at the input; "
-                "no checkpoint was written after that step",
-            )
+    def __init__(
+        self,
+        method: Method,
+        data: TrainingSet,
+        recipe: Recipe,
+        stage: Stage,
+        number: int,
+        device: torch.device,
+    ) -> None:
+        how = _check(data, recipe, stage)
+        self.method, self.recipe, self.stage, self.device = method, recipe, stage, device
+        self.capture = device.type == "cuda" and stage.capture
+        self.feed = Feed(data, recipe, stage, number, how)
+        self.count = torch.zeros(2, dtype=torch.int64, device=device)
+        self.turn, self.at = self.count[:1], self.count[1]  # of the epoch, of the stage
+        self.shadow_of: dict[nn.Parameter, Tensor] = {}
+        if _half(recipe, device):
+            self.shadow_of = shadow_weights(method, recipe, stage, device)
+        names = {parameter: name for name, parameter in method.named_parameters()}
+        self.shadows = {f"method.{names[p]}": shadow for p, shadow in self.shadow_of.items()}
+        self.optimisers = build_optimisers(recipe, stage, self.shadow_of, device)
+        self.calls = {u.name: _Call(method, u) for u in stage.updates}
+        empty = torch.zeros(self.feed.steps, device=device)
+        self.losses = {u.name: empty.clone() for u in stage.updates}
+        exact = torch.float32 if device.type == "cuda" else torch.float64
+        self.rates = {u.name: empty.to(exact, copy=True) for u in stage.updates}
 
-    def close(self, recipe: Recipe) -> dict[str, float]:
-        """Mean losses of the epoch; the sums start again."""
-        self.check(recipe)
-        means = {name: float(total) / int(self.counts) for name, total in self.totals.items()}
-        for total in self.totals.values():
-            total.zero_()
-        self.counts.zero_()
-        return means
+    def begin(self, place: Place) -> None:
+        """Lay out an epoch: order, rates, counters."""
+        steps = self.feed.steps
+        self.feed.begin(place.epoch)
+        first, total = place.epoch * steps, self.stage.epochs * steps
+        for update in self.stage.updates:
+            table = rates(self.recipe, update, first, steps, total)
+            self.rates[update.name].copy_(torch.tensor(table, dtype=torch.float64))
+        self.count.copy_(torch.tensor([place.step, first + place.step]))
+
+    def rate(self, update: Update) -> float | Tensor:
+        rate = self.rates[update.name].index_select(0, self.turn)[0]
+        return rate if self.device.type == "cuda" else rate.item()
+
+    def loss(self, update: Update, batch: Batch) -> Tensor:
+        if not self.shadows:
+            return update.loss(batch)
+        return functional_call(self.calls[update.name], self.shadows, (batch,))
+
+    def clear(self) -> None:
+        """No gradient outlives its step: a captured one would write where it lay."""
+        for optimiser in self.optimisers.values():
+            optimiser.clear()
+
+    def settle(self) -> None:
+        for optimiser in self.optimisers.values():
+            optimiser.settle()
+
+    def check(self, steps: int) -> None:
+        """Stop if a step of this epoch was not finite. Waits for the device."""
+        first = int(self.at) - steps
+        for losses in self.losses.values():
+            bad = (~losses[:steps].isfinite()).nonzero()
+            if len(bad):
+                raise NonFiniteLossError(
+                    f"a finite loss in stage {self.stage.name!r}",
+                    f"NaN or infinity at step {first + int(bad[0])}",
+                    f"lower the learning rate (now {self.recipe.learning_rate:g}) or look at the "
+                    "input; no checkpoint was written after that step",
+                )
+
+    def means(self) -> dict[str, float]:
+        """Mean losses of a whole epoch."""
+        self.check(self.feed.steps)
+        return {name: float(losses.double().mean()) for name, losses in self.losses.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        totals = {f"total.{name}": total for name, total in self.totals.items()}
-        return {**totals, "counts": self.counts, "first_bad": self.first_bad}
+        """What a checkpoint needs beside the method."""
+        found = {f"losses.{name}": losses for name, losses in self.losses.items()}
+        for name, optimiser in self.optimisers.items():
+            found |= {f"optimiser.{name}.{key}": v for key, v in optimiser.state().items()}
+        return found
+
+    def restore(self, saved: Checkpoint) -> None:
+        for name, losses in self.losses.items():
+            if f"losses.{name}" in saved.tensors:  # absent when the stage has not begun
+                losses.copy_(saved.tensors[f"losses.{name}"])
+        for name, optimiser in self.optimisers.items():
+            optimiser.load(_under(f"optimiser.{name}.", saved.tensors))
+
+
+class _Call(nn.Module):
+    """An update's loss as a module, so that functional_call can put shadows in the method."""
+
+    def __init__(self, method: Method, update: Update) -> None:
+        super().__init__()
+        self.method = method
+        self.update = update
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.update.loss(batch)
 
 
 @torch.no_grad()
@@ -247,121 +337,31 @@ def _set_mode(method: Method, stage: Stage) -> None:
             parameter.requires_grad_(True)
 
 
-def _optimisers(recipe: Recipe, stage: Stage) -> dict[str, torch.optim.Optimizer]:
-    """One for each update, or for all updates that share a name."""
-    made: dict[str, torch.optim.Optimizer] = {}
-    for update in stage.updates:
-        made.setdefault(update.shares or update.name, _optimiser(recipe, update))
-    return made
-
-
-def _optimiser(recipe: Recipe, update: Update) -> torch.optim.Optimizer:
-    own = update.optimiser or Optimiser(
-        recipe.optimiser,
-        recipe.learning_rate,
-        recipe.momentum,
-        nesterov=recipe.nesterov,
-        weight_decay=recipe.weight_decay,
-    )
-    if own.kind == "sgd":
-        return torch.optim.SGD(
-            update.parameters,
-            own.learning_rate,
-            own.momentum,
-            weight_decay=own.weight_decay,
-            nesterov=own.nesterov and own.momentum > 0,
-        )
-    family = torch.optim.AdamW if own.kind == "adamw" else torch.optim.Adam
-    betas = own.momentum, own.beta2
-    return family(update.parameters, own.learning_rate, betas, weight_decay=own.weight_decay)
-
-
-def _set_rate(
-    optimiser: torch.optim.Optimizer, recipe: Recipe, update: Update, at: int, total: int
-) -> None:
-    own = update.optimiser
-    base = own.learning_rate if own else recipe.learning_rate
-    if own and own.schedule:
-        rate = base * own.schedule(at, total)
-    else:
-        rate = learning_rate(recipe, base, at, total)
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-
-
 def _precision(recipe: Recipe, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=_half(recipe, device))
+
+
+def _half(recipe: Recipe, device: torch.device) -> bool:
     """bfloat16 where it pays: on a GPU, unless the recipe says otherwise."""
-    wanted = recipe.precision == "bfloat16" or (
+    return recipe.precision == "bfloat16" or (
         recipe.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
     )
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
 
 
-@contextlib.contextmanager
-def _reproducible(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Seed the generators, and put them and the determinism flags back afterwards."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    seed = mix(recipe.seed, -1, 0)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        if recipe.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before, warn_only=only_warn)
-
-
-def _snapshot(
-    place: Place,
-    method: Method,
-    optimisers: dict[str, torch.optim.Optimizer],
-    meter: Meter | None,
-    device: torch.device,
-) -> Checkpoint:
+def _snapshot(place: Place, method: Method, now: Now | None) -> Checkpoint:
     tensors = {f"method.{name}": tensor for name, tensor in method.state_dict().items()}
-    for update, optimiser in optimisers.items():
-        for index, state in optimiser.state_dict()["state"].items():
-            for name, value in state.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimiser.{update}.{index}.{name}"] = value
-    if meter is not None:
-        tensors |= {f"meter.{name}": tensor for name, tensor in meter.tensors().items()}
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if device.type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
-    copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+    if now is not None:
+        tensors |= now.tensors()
+    copies = {n: torch.empty(t.shape, dtype=t.dtype).copy_(t.detach()) for n, t in tensors.items()}
     return Checkpoint(place, copies)
 
 
-def _restore_method(saved: Checkpoint, method: Method, device: torch.device) -> None:
-    prefix = "method."
-    weights = {k[len(prefix) :]: v for k, v in saved.tensors.items() if k.startswith(prefix)}
-    method.load_state_dict(weights)
-    torch.set_rng_state(saved.tensors["rng.cpu"])
-    if device.type == "cuda" and "rng.cuda" in saved.tensors:
-        torch.cuda.set_rng_state(saved.tensors["rng.cuda"], device)
+def _restore_method(saved: Checkpoint, method: Method) -> None:
+    method.load_state_dict(_under("method.", saved.tensors))
 
 
-def _restore_stage(
-    saved: Checkpoint, optimisers: dict[str, torch.optim.Optimizer], meter: Meter
-) -> None:
-    states: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in optimisers}
-    for key, tensor in saved.tensors.items():
-        if key.startswith("optimiser."):
-            update, index, name = key[len("optimiser.") :].rsplit(".", 2)
-            states[update].setdefault(int(index), {})[name] = tensor
-    for name, optimiser in optimisers.items():
-        groups = optimiser.state_dict()["param_groups"]
-        optimiser.load_state_dict({"state": states[name], "param_groups": groups})
-    for name, tensor in meter.tensors().items():
-        if f"meter.{name}" in saved.tensors:  # absent when the stage has not begun
-            tensor.copy_(saved.tensors[f"meter.{name}"])
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _check_weights(method: Method, recipe: Recipe) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from deepsimplex.data.sources import hold_out
 from deepsimplex.engine import Keeper
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.frozen import feature_set, load_weights, trained_on_features
+from deepsimplex.lanes import drive
 from deepsimplex.methods import build_method, method_row
 from deepsimplex.methods.base import check_score
 from deepsimplex.model import Model, digests
@@ -88,6 +89,22 @@ def fit_model(
     classes: Sequence[Any] | np.ndarray,
     recipe: Recipe,
     *,
+    device: str = "auto",
+    **options: Any,
+) -> Model:
+    """`fitting`, start to end; the same options."""
+    where = engine.pick_device(device)
+    job = fitting(images, labels, classes, recipe, where, **options)
+    return drive([job], where, deterministic=recipe.deterministic)[0]
+
+
+def fitting(
+    images: Tensor,
+    labels: Tensor,
+    classes: Sequence[Any] | np.ndarray,
+    recipe: Recipe,
+    where: torch.device,
+    *,
     keep: float | None = None,
     guarantee: str = "mean",
     by: str = "all",
@@ -98,10 +115,9 @@ def fit_model(
     weights: Path | None = None,
     freeze: bool = False,
     feature_cache: Path | None = None,
-    device: str = "auto",
     keeper: Keeper | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
-) -> Model:
+) -> Generator[None, None, Model]:
     """Train on raw images (n, …) with labels 0…C−1, then calibrate on knowns held out.
 
     With `keep` set, the threshold comes from the images of `calibration` or, without it, from a
@@ -109,6 +125,7 @@ def fit_model(
 
     The backbone starts from `weights`, a local file, or from chance. Frozen, it keeps them, and
     the head is trained on its features, computed once and kept in the folder `feature_cache`.
+    Yields after every step, for lanes.drive.
     """
     names = np.asarray(classes)
     shape = tuple(images.shape[1:])
@@ -139,11 +156,11 @@ def fit_model(
     data = TrainingSet(images, labels, background)
     trained: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if freeze:
-        method.to(engine.pick_device(device))
+        method.to(where)
         data = feature_set(method, data, feature_cache)
         trained = trained_on_features(method)
     with trained:
-        engine.train(method, data, recipe, device=device, keeper=keeper, report=report)
+        yield from engine.training(method, data, recipe, where, keeper=keeper, report=report)
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
     if keep is None or calibration is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ from deepsimplex.data.protocols import (
 from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS, method_row
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
 from deepsimplex.runs import environment, write_atomically, write_json
 from deepsimplex.terminal import console, table, training
 
 KEEP = 0.95
+AT_ONCE = 5
+"""Trainings side by side on a GPU, which one small net does not fill."""
 
 
 def compare(
@@ -49,6 +52,7 @@ def compare(
     results: Path,
     epochs: int | None,
     seed: int,
+    at_once: int | None,
     device: str,
 ) -> None:
     """Train and test each method on each trial, or go on where it stopped; then the tables."""
@@ -56,24 +60,29 @@ def compare(
     for method in methods:
         method_row(method)
     where = pick_device(device)
+    at_once = at_once or (AT_ONCE if where.type == "cuda" else 1)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed)
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with training("Training", trainings=len(makers) * len(methods)) as begin:
-        for number, make in makers:
-            trial = make()
-            if number == makers[0][0]:
-                console.print(_audit(trial))
-            for method in methods:
-                recipe = _recipe(name, method, trial, number)
-                if epochs is not None:
-                    recipe = dataclasses.replace(recipe, epochs=epochs)
-                folder = out / f"{method}-{number}"
-                report = begin(f"{method}, trial {number}")
-                record = comparison.run_trial(
-                    trial, recipe, folder, keep=KEEP, device=device, report=report
-                )
-                found[method].append(record)
+
+        def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
+            for number, make in makers:
+                trial = make()
+                if number == makers[0][0]:
+                    console.print(_audit(trial))
+                for method in methods:
+                    recipe = _recipe(name, method, trial, number)
+                    if epochs is not None:
+                        recipe = dataclasses.replace(recipe, epochs=epochs)
+                    folder = out / f"{method}-{number}"
+                    report = begin(f"{method}, trial {number}")
+                    yield comparison.running(
+                        trial, recipe, folder, where, keep=KEEP, at_once=at_once, report=report
+                    )
+
+        for record in drive(jobs(), where, at_once=at_once):
+            found[record["method"]].append(record)
     title = name if name in BENCHMARKS else Path(name).stem
     stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
     record = {

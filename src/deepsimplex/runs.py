@@ -123,6 +123,36 @@ def code_commit() -> str | None:
         return None
 
 
+_open: list[Run] = []
+"""Runs at work in this process: a signal stops them all."""
+_handlers: dict[int, Any] = {}
+
+
+def _listen(run: Run) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if not _open:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            _handlers[number] = signal.signal(number, _note)
+    _open.append(run)
+
+
+def _listen_no_more(run: Run) -> None:
+    if run in _open:
+        _open.remove(run)
+    if not _open:
+        for number, handler in _handlers.items():
+            signal.signal(number, handler)
+        _handlers.clear()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Stop at the next step; a second signal acts at once."""
+    for run in _open:
+        run.signal = number
+    signal.signal(number, _handlers[number])
+
+
 class Run:
     """A run folder, open and locked for the length of a `with` block; the loop's keeper."""
 
@@ -142,7 +172,6 @@ class Run:
         self._saved_at = time.monotonic()
         self._lock: IO[bytes] | None = None
         self._log: IO[bytes] | None = None
-        self._handlers: dict[int, Any] = {}
 
     @property
     def model_path(self) -> Path:
@@ -186,9 +215,7 @@ class Run:
             left.unlink()  # of a process that was killed while it wrote
         self._log = (self.folder / "log.jsonl").open("ab")
         self._saved_at = time.monotonic()
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._note)
+        _listen(self)
         return self
 
     def __exit__(
@@ -197,19 +224,12 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
+        _listen_no_more(self)
         for file in (self._log, self._lock):
             if file is not None:
                 file.close()
         if self.signal is not None and kind is None:
             raise Stopped(self.signal)  # it came after the last step: obeyed now
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        """Stop at the next step; a second signal acts at once."""
-        self.signal = number
-        signal.signal(number, self._handlers[number])
 
     def _agree(self) -> None:
         """Write recipe.json, or see that the one here asks for the same."""

@@ -90,20 +90,23 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
     )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None, state="")
-        done = 0
+        done: dict[str, int] = {}  # by training; several may run side by side
 
         def begin(name: str) -> Report:
+            past = 0  # epochs of finished stages
+
             def advance(record: dict[str, Any]) -> None:
-                nonlocal done
+                nonlocal past
+                done[name] = past + record["epoch"]
+                if record["epoch"] == record["epochs"]:
+                    past += record["epochs"]
                 progress.update(
                     task,
                     description=f"{title}: {name}",
-                    total=trainings * record["epochs"],
-                    completed=done + record["epoch"],
+                    total=max(trainings * record["epochs"], sum(done.values())),
+                    completed=sum(done.values()),
                     state=f"loss {_loss(record)}",
                 )
-                if record["epoch"] == record["epochs"]:
-                    done += record["epochs"]
 
             return advance
 
