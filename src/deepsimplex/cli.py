@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from deepsimplex import __version__
+from deepsimplex.bench.commands import bench_app
 from deepsimplex.errors import DeepSimplexError, Stopped
 
 # Some versions of typer bring their own copy of click; the bases of its exceptions are alike.
@@ -223,6 +224,9 @@ def compare(
     results: Annotated[Path, typer.Option(help="Folder for record and tables.")] = Path("results"),
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of random splits.")] = 0,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Trainings side by side; 5 on a GPU, else 1.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Methods side by side on a benchmark, under one protocol."""
@@ -240,6 +244,7 @@ def compare(
         results=results,
         epochs=epochs,
         seed=seed,
+        at_once=at_once,
         device=device,
     )
 
@@ -257,6 +262,9 @@ def get(
     from deepsimplex import commands
 
     commands.get(name, data_root)
+
+
+app.add_typer(bench_app, name="bench")
 
 
 @app.command()
