@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from deepsimplex.data.augment import augment, mirrored, windows
-from deepsimplex.layers import norm_act, stem
+from deepsimplex.layers import beside, convolve, norm_act, stem
 from deepsimplex.methods.base import Optimiser
 from deepsimplex.optimisers import Fused, Plain
 
@@ -77,8 +77,11 @@ def test_norm_act(shape, slope, extra, dtype):
     assert error(norm.running_mean, mean) < 2e-5
     assert error(norm.running_var, var) < 2e-5
     assert int(norm.num_batches_tracked) == 1
-    again = norm_act(norm, x, slope, residual, 0.0)
-    assert torch.equal(again, norm_act(norm, x, slope, residual, 0.0))
+    again = norm_act(norm, x, slope, residual)
+    assert torch.equal(again, norm_act(norm, x, slope, residual))
+    with beside(torch.cuda.Stream()):  # another plan
+        other = norm_act(norm, x, slope, residual)
+    assert error(other, again) < 1e-6 if dtype == torch.float32 else error(other, again) < 1e-3
 
 
 def test_norm_act_takes_the_plain_way_where_it_must():
@@ -177,3 +180,28 @@ def test_a_nan_gradient_shows_in_the_weights():
     weight.grad = torch.full_like(weight, float("nan"))
     fused.step(torch.tensor(0.1, device="cuda"))
     assert weight.isnan().all()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_weight_gradients_beside_the_chain(times):
+    """The other stream computes the same bits; a weight used twice stays on this one."""
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(16, 16, 3, s, 1, bias=False).cuda().bfloat16() for s in (1, 2, 1)]
+    x = channels_last(64, 16, 32, 32, dtype=torch.bfloat16)
+
+    def run(stream):
+        for conv in convs:
+            conv.to(memory_format=torch.channels_last).weight.grad = None
+        with beside(stream):
+            loss = 0
+            for turn in range(times):
+                y = x + turn
+                for conv in convs:
+                    y = convolve(conv, y)
+                loss = loss + y.float().square().mean()
+            loss.backward()
+        return [conv.weight.grad.clone() for conv in convs]
+
+    with torch.backends.cudnn.flags(deterministic=True):
+        here, beside_it = run(None), run(torch.cuda.Stream())
+    assert all(torch.equal(a, b) for a, b in zip(here, beside_it, strict=True))

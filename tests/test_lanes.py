@@ -173,6 +173,21 @@ def test_resume_of_two_stages_and_optimisers_on_a_gpu(stop_at):
 
 
 @on_gpu
+def test_two_streams_train_as_one_does(monkeypatch):
+    """Alone on the GPU the gradients of weights have a stream of their own."""
+    recipe = dataclasses.replace(PLAN, epochs=10)
+    keepers, seen = (Memory(), Memory()), []
+    original = lanes.side_stream
+    monkeypatch.setattr(engine, "side_stream", lambda d: seen.append(original(d)) or seen[-1])
+    engine.train(net("osrci"), pictures(), recipe, device="cuda", keeper=keepers[0])
+    monkeypatch.setattr(engine, "side_stream", lambda device: None)
+    engine.train(net("osrci"), pictures(), recipe, device="cuda", keeper=keepers[1])
+    assert seen[0] is not None
+    two, one = (keeper.records[-1]["loss"]["fit"] for keeper in keepers)
+    assert two == pytest.approx(one, rel=0.2)
+
+
+@on_gpu
 def test_nets_side_by_side_on_a_gpu_equal_nets_alone():
     recipes = [dataclasses.replace(PLAN, deterministic=True, seed=s) for s in range(3)]
     where = torch.device("cuda")

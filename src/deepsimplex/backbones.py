@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.layers import norm_act, stem
+from deepsimplex.layers import convolve, norm_act, stem
 from deepsimplex.resnet import BLOCKS, ResNet
 
 NAMES = (
@@ -79,7 +79,7 @@ class OSRCINet(nn.Module):
         x = self.dropout(x)
         for number, layer in enumerate(self.layers):
             conv, norm = _pair(layer)
-            x = conv(x) if number else stem(conv, x)
+            x = convolve(conv, x) if number else stem(conv, x)
             x = norm_act(norm, x, 0.2, drop=DROP if number in (2, 5) else 0.0)
         return x.mean((2, 3)) if self.pooled else x.flatten(1)
 

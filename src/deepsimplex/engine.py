@@ -26,7 +26,8 @@ from torch.func import functional_call
 from deepsimplex.batches import Feed, TrainingSet, mix, passes, resident
 from deepsimplex.data.augment import check_augment
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
-from deepsimplex.lanes import Repeated, drive, seed
+from deepsimplex.lanes import Repeated, drive, seed, side_stream
+from deepsimplex.layers import beside
 from deepsimplex.methods.base import Batch, Method, Stage, Update
 from deepsimplex.optimisers import build_optimisers, rates, shadow_weights
 from deepsimplex.recipes import Recipe
@@ -141,9 +142,10 @@ def descend(now: Now) -> None:
     for update in now.stage.updates:
         optimiser = now.optimisers[update.shares or update.name]
         optimiser.clear()
-        with _precision(now.recipe, now.device):
-            loss = now.loss(update, batch)
-        loss.backward()
+        with beside(now.side):
+            with _precision(now.recipe, now.device):
+                loss = now.loss(update, batch)
+            loss.backward()
         optimiser.step(now.rate(update))
         now.losses[update.name].index_copy_(0, now.turn, loss.detach().float().view(1))
     if now.stage.after_step is not None:
@@ -178,6 +180,7 @@ class Now:
             self.shadow_of = shadow_weights(method, recipe, stage, device)
         names = {parameter: name for name, parameter in method.named_parameters()}
         self.shadows = {f"method.{names[p]}": shadow for p, shadow in self.shadow_of.items()}
+        self.side = side_stream(device) if self.shadow_of else None
         self.optimisers = build_optimisers(recipe, stage, self.shadow_of, device)
         self.calls = {u.name: _Call(method, u) for u in stage.updates}
         empty = torch.zeros(self.feed.steps, device=device)

@@ -20,6 +20,8 @@ from deepsimplex.errors import DeepSimplexError, Stopped
 
 T = TypeVar("T")
 
+_alone = False  # whether the one training that runs has the device to itself
+
 WARM_UP = 3
 """Steps taken before one is captured: libraries choose their kernels, optimisers their state."""
 
@@ -141,6 +143,15 @@ class Repeated:
         return graph
 
 
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A second stream for a training that has the GPU to itself; more would get in the way.
+
+    Layers choose other kernels with it, and so other roundings: none under `deterministic`.
+    """
+    wanted = _alone and not torch.are_deterministic_algorithms_enabled()
+    return torch.cuda.Stream(device) if device.type == "cuda" and wanted else None
+
+
 def seed(device: torch.device, value: int) -> None:
     """Seed the default generators of the CPU and of the device."""
     torch.default_generator.manual_seed(value)
@@ -155,19 +166,21 @@ def surroundings(device: torch.device, deterministic: bool, alone: bool) -> Iter
     cuDNN times its algorithms before it chooses: worth it for a training alone on the GPU, not
     for several at once, which share it. Timing would also make runs differ.
     """
+    global _alone
     before = torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn
-    timed = cudnn.benchmark
+    timed, company = cudnn.benchmark, _alone
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         cudnn.benchmark = alone and not deterministic
+        _alone = alone
         try:
             yield
         finally:
-            cudnn.benchmark = timed
+            cudnn.benchmark, _alone = timed, company
             torch.use_deterministic_algorithms(before, warn_only=only_warn)
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +38,7 @@ def norm_act(
             kept, gain = x.new_empty(x.shape[:2], dtype=torch.float32), 1 / (1 - drop)
             kept.bernoulli_(1 - drop)
         running = norm.running_mean, norm.running_var, norm.num_batches_tracked
-        numbers = norm.momentum, norm.eps, slope, gain
+        numbers = norm.momentum, norm.eps, slope, gain, _beside is not None
         out: Tensor = NormAct.apply(x, norm.weight, norm.bias, residual, kept, running, *numbers)
         return out
     y: Tensor = norm(x)
@@ -45,6 +47,80 @@ def norm_act(
     if slope != 1:
         y = F.relu(y) if slope == 0 else F.leaky_relu(y, slope)
     return F.dropout2d(y, drop, norm.training) if drop else y
+
+
+def convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """conv(x); inside `beside`, the gradient of its weight is left to the other stream."""
+    if _beside is None or not (x.is_cuda and x.dtype == conv.weight.dtype) or conv.bias is not None:
+        out: Tensor = conv(x)
+        return out
+    _beside.uses[conv.weight.data_ptr()] += 1
+    numbers = conv.stride, conv.padding, conv.dilation, conv.groups
+    result: Tensor = _Convolution.apply(x, conv.weight, *numbers)
+    return result
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose two gradients are computed side by side."""
+
+    @staticmethod
+    def forward(ctx: Any, x, weight, stride, padding, dilation, groups):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        ctx.numbers = stride, padding, dilation, groups
+        return F.conv2d(x, weight, None, *ctx.numbers)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy):  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.numbers
+
+        def gradient(of_x: bool) -> Tensor:
+            found = torch.ops.aten.convolution_backward(
+                dy, x, weight, [0], stride, padding, dilation, False, [0, 0], groups,
+                [of_x, not of_x, False],
+            )  # fmt: skip
+            return found[0 if of_x else 1]
+
+        # Gradients of a weight that is used twice are added up over here.
+        if _beside is None or _beside.uses[weight.data_ptr()] > 1:
+            dweight = gradient(False)
+        else:
+            here = torch.cuda.current_stream(x.device)
+            _beside.stream.wait_stream(here)
+            with torch.cuda.stream(_beside.stream):
+                dweight = gradient(False)
+            _beside.kept += [x, dy]
+        dx = gradient(True) if ctx.needs_input_grad[0] else None
+        return dx, dweight, None, None, None, None
+
+
+class _Beside:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+        self.kept: list[Tensor] = []  # read over there: not to be freed over here
+        self.uses: Counter[int] = Counter()  # of each weight, by address
+
+
+_beside: _Beside | None = None
+
+
+@contextlib.contextmanager
+def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Gradients of weights on `stream`, beside the chain of layers that needs none of them.
+
+    Forward and backward both inside; on leaving, this stream waits for the other.
+    """
+    global _beside
+    if stream is None:
+        yield
+        return
+    before, _beside = _beside, _Beside(stream)
+    try:
+        yield
+        torch.cuda.current_stream(stream.device).wait_stream(stream)
+    finally:
+        _beside = before
 
 
 def stem(conv: nn.Conv2d, images: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.layers import norm_act, stem
+from deepsimplex.layers import convolve, norm_act, stem
 
 BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STRIDES = {"cifar": 8, "imagenet": 32}
@@ -33,8 +33,10 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(channels, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = norm_act(self.bn1, self.conv1(x), 0.0)
-        return norm_act(self.bn2, self.conv2(y), 0.0, residual=_shortcut(self.downsample, x))
+        y = norm_act(self.bn1, convolve(self.conv1, x), 0.0)
+        return norm_act(
+            self.bn2, convolve(self.conv2, y), 0.0, residual=_shortcut(self.downsample, x)
+        )
 
 
 class Bottleneck(nn.Module):
@@ -54,9 +56,11 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(channels, wide, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = norm_act(self.bn1, self.conv1(x), 0.0)
-        y = norm_act(self.bn2, self.conv2(y), 0.0)
-        return norm_act(self.bn3, self.conv3(y), 0.0, residual=_shortcut(self.downsample, x))
+        y = norm_act(self.bn1, convolve(self.conv1, x), 0.0)
+        y = norm_act(self.bn2, convolve(self.conv2, y), 0.0)
+        return norm_act(
+            self.bn3, convolve(self.conv3, y), 0.0, residual=_shortcut(self.downsample, x)
+        )
 
 
 class ResNet(nn.Module):
@@ -159,8 +163,9 @@ def _shortcut(downsample: nn.Sequential | None, x: Tensor) -> Tensor:
     if downsample is None:
         return x
     conv, norm = downsample
+    assert isinstance(conv, nn.Conv2d)
     assert isinstance(norm, nn.BatchNorm2d)
-    return norm_act(norm, conv(x), 1.0)
+    return norm_act(norm, convolve(conv, x), 1.0)
 
 
 def _downsample(channels: int, width: int, stride: int) -> nn.Sequential | None:

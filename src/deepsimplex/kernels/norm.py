@@ -196,15 +196,17 @@ class NormAct(torch.autograd.Function):
     """Batch-norm in training mode, residual, leaky ReLU and dropped maps; channels-last."""
 
     @staticmethod
-    def forward(ctx: Any, x, weight, bias, residual, drop, running, momentum, eps, slope, gain):
+    def forward(
+        ctx: Any, x, weight, bias, residual, drop, running, momentum, eps, slope, gain, alone
+    ):
         rows, channels, area = _sizes(x)
         y = torch.empty_like(x)
         saved = torch.empty(2 * channels, device=x.device)
-        grid, share, blocks = _plan(x, first=True)
+        grid, share, blocks = _plan(x, ahead=True)
         programs = grid[0]
         partial = torch.empty(2 * programs * channels, device=x.device)
         _moments[grid](x, partial, rows, channels, share, **blocks, num_warps=WARPS)
-        grid, share, blocks = _plan(x)
+        grid, share, blocks = _plan(x, not alone)
         _apply[(grid[0] + 1, grid[1])](
             x, y, _or(residual, x), _or(drop, saved), weight, bias, partial, saved, *running,
             rows, channels, programs, share, area, momentum, eps, slope, gain,
@@ -212,7 +214,7 @@ class NormAct(torch.autograd.Function):
             **blocks, BLOCK_P=PROGRAMS, num_warps=WARPS,
         )  # fmt: skip
         ctx.save_for_backward(x, y if residual is not None else None, weight, bias, drop, saved)
-        ctx.factors = slope, gain
+        ctx.factors, ctx.alone = (slope, gain), alone
         return y
 
     @staticmethod
@@ -221,7 +223,7 @@ class NormAct(torch.autograd.Function):
         x, y, weight, bias, drop, saved = ctx.saved_tensors
         rows, channels, area = _sizes(x)
         dy = dy.contiguous(memory_format=torch.channels_last)
-        grid, share, blocks = _plan(x, first=drop is not None)
+        grid, share, blocks = _plan(x, not ctx.alone)
         partial = torch.empty(2 * grid[0] * channels, device=x.device)
         dx = torch.empty_like(x)
         dresidual = None if y is None else torch.empty_like(x)
@@ -236,7 +238,7 @@ class NormAct(torch.autograd.Function):
             rows, channels, grid[0], share, area, *ctx.factors,
             **has, **blocks, BLOCK_P=PROGRAMS, num_warps=WARPS,
         )  # fmt: skip
-        return dx, dweight, dbias, dresidual, None, None, None, None, None, None
+        return dx, dweight, dbias, dresidual, None, None, None, None, None, None, None
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -249,15 +251,15 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
     return n * h * w, channels, h * w
 
 
-def _plan(x: Tensor, first: bool = False) -> tuple[tuple[int, int], int, dict[str, int]]:
+def _plan(x: Tensor, ahead: bool) -> tuple[tuple[int, int], int, dict[str, int]]:
     """Programs by (rows, channels), rows a program, and the tile; measured, benchmarks/NOTES.md.
 
-    Large maps, and the first pass with its one load, want loads in flight ahead of the
-    arithmetic; small ones want larger tiles (which a dropped map's gradient has no registers
-    for).
+    Large maps want loads in flight ahead of the arithmetic, and so do the first pass with its
+    one load and kernels that share the GPU with others (fewer registers); small ones want
+    larger tiles.
     """
     rows, channels, _ = _sizes(x)
-    ahead = first or x.numel() >= 2**24
+    ahead = ahead or x.numel() >= 2**24
     block_c = min(64, triton.next_power_of_2(channels))
     columns = triton.cdiv(channels, block_c)
     block_m = (8192 if ahead else 16384) // block_c
