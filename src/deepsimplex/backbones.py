@@ -132,7 +132,7 @@ class SmallNet(nn.Module):
             conv, norm = _pair(layer)
             if number in self.pools:
                 x = F.max_pool2d(x, 2)
-            x = norm_act(norm, conv(x) if number else stem(conv, x), 0.0)
+            x = norm_act(norm, convolve(conv, x) if number else stem(conv, x), 0.0)
         return x.mean((2, 3))
 
 

@@ -82,10 +82,11 @@ class _Convolution(torch.autograd.Function):
             )  # fmt: skip
             return found[0 if of_x else 1]
 
+        dweight = None
         # Gradients of a weight that is used twice are added up over here.
         if _beside is None or _beside.uses[weight.data_ptr()] > 1:
-            dweight = gradient(False)
-        else:
+            dweight = gradient(False) if ctx.needs_input_grad[1] else None
+        elif ctx.needs_input_grad[1]:
             here = torch.cuda.current_stream(x.device)
             _beside.stream.wait_stream(here)
             with torch.cuda.stream(_beside.stream):
@@ -118,7 +119,8 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
     before, _beside = _beside, _Beside(stream)
     try:
         yield
-        torch.cuda.current_stream(stream.device).wait_stream(stream)
+        if _beside.kept:  # a stream without captured work must not enter a capture
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
     finally:
         _beside = before
 
