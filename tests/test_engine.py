@@ -323,6 +323,49 @@ def test_warmup_then_cosine_to_zero():
     assert learning_rate(Recipe(warmup=0.0), 1.0, 0, 10) == 1.0
 
 
+def test_cosines_begin_again():
+    recipe = Recipe(warmup=0.0, restarts=2, learning_rate=1.0)
+    rates = [learning_rate(recipe, 1.0, step, 90) for step in range(91)]
+    assert rates[0] == rates[30] == rates[60] == 1.0
+    assert rates[15] == pytest.approx(0.5)
+    assert rates[29] < 0.01
+    assert rates[90] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_average_of_the_weights_is_kept():
+    recipe = dataclasses.replace(RECIPE, average=0.75)
+    weights = []
+
+    class Watching(Everything):
+        def tick(self, batch):
+            super().tick(batch)
+            weights.append(self.critic.weight.detach().clone())
+
+        def stages(self, epochs):
+            return super().stages(epochs)[:1]
+
+    method = fresh()
+    start = method.critic.weight.detach().clone()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        method = Watching()
+    train(method, data(), recipe, device="cpu")
+    expected = start
+    for weight in weights:
+        expected = expected + 0.25 * (weight - expected)
+    assert torch.allclose(method.critic.weight, expected, atol=1e-6)
+    assert not torch.allclose(method.critic.weight, weights[-1], atol=1e-6)
+    keeper = Memory(7)
+    whole = fresh()
+    train(whole, data(), recipe, device="cpu")
+    with pytest.raises(Stopped):
+        train(fresh(), data(), recipe, device="cpu", keeper=keeper)
+    keeper.stop_at = None
+    again = fresh()
+    train(again, data(), recipe, device="cpu", keeper=keeper)
+    assert same(again, whole)
+
+
 def test_small_sets_make_one_batch():
     recipe = Recipe(epochs=1, batch_size=64)
     few = TrainingSet(data().images[:5], data().labels[:5])

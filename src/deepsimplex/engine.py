@@ -123,6 +123,7 @@ def training(
             if report:
                 report(record)
         del step
+        now.keep_average()
         now.clear()
         if stage.finish is not None:
             method.eval()
@@ -153,6 +154,9 @@ def descend(now: Now) -> None:
             now.stage.after_step(batch)
             for weight, shadow in now.shadow_of.items():
                 shadow.copy_(weight)
+    if now.averages:
+        with torch.no_grad():
+            torch._foreach_lerp_(now.averages, now.averaged, 1 - now.recipe.average)
     now.clear()
     now.count += 1
 
@@ -183,6 +187,8 @@ class Now:
         self.side = side_stream(device) if self.shadow_of else None
         self.optimisers = build_optimisers(recipe, stage, self.shadow_of, device)
         self.calls = {u.name: _Call(method, u) for u in stage.updates}
+        self.averaged = [t for t in method.state_dict().values() if t.is_floating_point()]
+        self.averages = [t.clone() for t in self.averaged] if recipe.average else []
         empty = torch.zeros(self.feed.steps, device=device)
         self.losses = {u.name: empty.clone() for u in stage.updates}
         exact = torch.float32 if device.type == "cuda" else torch.float64
@@ -206,6 +212,11 @@ class Now:
         if not self.shadows:
             return update.loss(batch)
         return functional_call(self.calls[update.name], self.shadows, (batch,))
+
+    def keep_average(self) -> None:
+        """The running average takes the place of weights and statistics."""
+        for tensor, average in zip(self.averaged, self.averages, strict=False):
+            tensor.copy_(average)
 
     def clear(self) -> None:
         """No gradient outlives its step: a captured one would write where it lay."""
@@ -239,7 +250,7 @@ class Now:
         found = {f"losses.{name}": losses for name, losses in self.losses.items()}
         for name, optimiser in self.optimisers.items():
             found |= {f"optimiser.{name}.{key}": v for key, v in optimiser.state().items()}
-        return found
+        return found | {f"average.{i}": average for i, average in enumerate(self.averages)}
 
     def restore(self, saved: Checkpoint) -> None:
         for name, losses in self.losses.items():
@@ -247,6 +258,9 @@ class Now:
                 losses.copy_(saved.tensors[f"losses.{name}"])
         for name, optimiser in self.optimisers.items():
             optimiser.load(_under(f"optimiser.{name}.", saved.tensors))
+        for index, average in enumerate(self.averages):
+            if f"average.{index}" in saved.tensors:
+                average.copy_(saved.tensors[f"average.{index}"])
 
 
 class _Call(nn.Module):
@@ -311,7 +325,7 @@ def pick_device(name: str) -> torch.device:
 def _check(data: TrainingSet, recipe: Recipe, stage: Stage) -> str:
     """See that the stage can run on this data; the name of its augmentation."""
     how = stage.augment or recipe.augment
-    check_augment(how, tuple(data.images.shape[1:]))
+    check_augment(how, tuple(data.images.shape[1:]), data.images.dtype == torch.uint8)
     if len(data.images) != len(data.labels) or len(data.labels) < 2:
         raise DeepSimplexError(
             "two or more images with a label each",

@@ -51,11 +51,21 @@ def hinge_loss(
 
 
 def softmax_loss(
-    simplex: Simplex, features: Tensor, labels: Tensor, temperature: float, *, check: bool = True
+    simplex: Simplex,
+    features: Tensor,
+    labels: Tensor,
+    temperature: float,
+    label_smoothing: float = 0.0,
+    *,
+    check: bool = True,
 ) -> Tensor:
-    """−(1/n)Σ_i log softmax_{y_i}(f_i·v_j / T), eq. 7 with b_j = 0."""
+    """−(1/n)Σ_i Σ_j q_ij log softmax_j(f_i·v_j / T), eq. 7 with b_j = 0.
+
+    q is the label's one-hot vector, a share `label_smoothing` of it spread over all classes.
+    """
     with _full_precision(simplex, features, labels, check=check):
-        return F.cross_entropy(dot_products(simplex, features) / temperature, labels.long())
+        logits = dot_products(simplex, features) / temperature
+        return F.cross_entropy(logits, labels.long(), label_smoothing=label_smoothing)
 
 
 def background_loss(

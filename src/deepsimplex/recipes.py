@@ -29,6 +29,8 @@ class Recipe:
     weight_decay: float = 5e-4
     clip: float | None = 1.0  # largest norm of a step's gradient (docs/decisions/0007)
     warmup: float = 0.05  # share of all steps with a linearly rising rate; cosine to 0 after
+    restarts: int = 0  # times the cosine begins again
+    average: float = 0.0  # decay of a running average of the weights, which is kept; 0: the last
     augment: str = "none"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool = False
@@ -50,6 +52,7 @@ class Recipe:
             ("epochs", 0, 10**9),
             ("batch_size", 2, 10**9),
             ("background_batch", 1, 10**9),
+            ("restarts", 0, 10**9),
             ("seed", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
@@ -63,6 +66,7 @@ class Recipe:
             ("momentum", 0.0, 1.0),
             ("weight_decay", 0.0, math.inf),
             ("warmup", 0.0, 1.0),
+            ("average", 0.0, 1.0),
             ("calibration", 0.0, 1.0),
         ):
             value = getattr(self, name)
@@ -92,11 +96,17 @@ class Recipe:
 
 
 def learning_rate(recipe: Recipe, base: float, step: int, total: int) -> float:
-    """Linear warm-up over the first share of steps, then half a cosine to 0 at `total`."""
+    """Linear warm-up over the first share of steps, then half a cosine to 0 at `total`.
+
+    With restarts, that many more half cosines of equal length, each from the full rate.
+    """
     warm = recipe.warmup * total
     if step < warm:
         return base * (step + 1) / (warm + 1)
-    return base * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1.0, total - warm)))
+    cycles = recipe.restarts + 1
+    through = cycles * (step - warm) / max(1.0, total - warm)
+    part = 1.0 if step >= total else through % 1
+    return base * 0.5 * (1 + math.cos(math.pi * part))
 
 
 def digits_recipe(method: str, seed: int = 0) -> Recipe:

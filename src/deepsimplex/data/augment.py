@@ -6,19 +6,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepsimplex.data.randaugment import randaugment
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.layers import has_triton
 
-AUGMENTS = ("none", "crop", "flip", "crop+flip")
+AUGMENTS = ("none", "crop", "flip", "crop+flip", "rand+crop", "rand+crop+flip")
+"""Window of the padded image, mirror, one random operation (randaugment.py) before them."""
 
 
-def check_augment(name: str, shape: tuple[int, ...]) -> None:
+MAGNITUDE = 6
+"""Of RandAugment's 30: what the strongest softmax baseline uses on CIFAR."""
+
+
+def check_augment(name: str, shape: tuple[int, ...], pixels: bool = True) -> None:
     if name not in AUGMENTS:
         raise DeepSimplexError(f"augment among {', '.join(AUGMENTS)}", repr(name), "choose one")
     if name != "none" and len(shape) != 3:
         raise DeepSimplexError(
             f"images for augment {name!r}", "feature vectors", "use augment='none'"
         )
+    if "rand" in name and not pixels:
+        raise DeepSimplexError(f"uint8 pixels for augment {name!r}", "floats", "give pixels")
 
 
 def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
@@ -34,6 +42,8 @@ def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
         mirror = torch.rand(n, device=images.device) < 0.5
     else:
         mirror = torch.zeros(n, dtype=torch.bool, device=images.device)
+    if "rand" in name:
+        images, rows = randaugment(images[rows], MAGNITUDE), torch.arange(n, device=images.device)
     if images.is_cuda and has_triton():
         from deepsimplex.kernels.images import cut
 

@@ -32,6 +32,10 @@ METHODS: dict[str, Row] = {
     "dsc-softmax": Row(
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
     ),
+    "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 with a share of eq. 4", True),
+    "dsc-literal": Row(
+        DSC, DSCSettings(loss="literal"), "eq. 4 as printed, at radius u; may diverge"
+    ),
     "dsc-authors": Row(
         DSC,
         DSCSettings(loss="authors", margin=48 / 200**2, head="none", simplex="truncated"),

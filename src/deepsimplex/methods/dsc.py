@@ -31,9 +31,13 @@ from deepsimplex.simplex import Kind, Simplex, dot_products, length, squared_dis
 class DSCSettings:
     """What the paper leaves open, each with the reading we take (docs/decisions)."""
 
-    loss: Literal["squared", "hinge", "softmax", "authors"] = "squared"  # eq. 4, 6, 7, code
+    # eq. 4, 6, 7, the authors' code, eq. 7 + blend · eq. 4, eq. 4 as printed at `radius`
+    loss: Literal["squared", "hinge", "softmax", "authors", "blend", "literal"] = "squared"
     margin: float | Literal["auto"] = 0.5  # eqs. 5 and 6 at unit radius
     temperature: float = 1.0  # eq. 7
+    label_smoothing: float = 0.0  # eq. 7
+    blend: float = 0.1  # weight of eq. 4 beside eq. 7
+    radius: float = 64.0  # the paper's u, for loss "literal" alone
     background: Literal["centroid", "hinge-A", "hinge-B", "hinge-C"] = "centroid"
     background_weight: float = 1.0
     head: Literal["auto", "linear", "dam", "none"] = "auto"
@@ -42,10 +46,21 @@ class DSCSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name, least in (("margin", 0), ("temperature", 1e-12), ("background_weight", 0)):
+        for name, least in (
+            ("margin", 0),
+            ("temperature", 1e-12),
+            ("background_weight", 0),
+            ("blend", 0),
+            ("radius", 1e-12),
+            ("label_smoothing", 0),
+        ):
             value: Any = getattr(self, name)
             if value != "auto" and not (isinstance(value, NUMBERS) and least <= value < math.inf):
                 raise DeepSimplexError(f"{name} of {least:g} or more", repr(value), "change it")
+        if self.label_smoothing >= 1:
+            raise DeepSimplexError(
+                "label_smoothing below 1", repr(self.label_smoothing), "change it"
+            )
         if self.loss in ("hinge", "authors") and self.margin == "auto":
             raise DeepSimplexError(
                 f"a number as margin for loss {self.loss!r}", "'auto'", "give the margin"
@@ -63,7 +78,7 @@ class DSC(Method):
         super().__init__()
         self.settings = settings
         self.scores = ("distance", "cosine", "dot")
-        if settings.loss == "softmax":
+        if settings.loss in ("softmax", "blend"):
             self.scores = ("dot", "cosine", "distance")
         width = settings.width or max(1, classes - 1)
         head: str = settings.head
@@ -76,7 +91,9 @@ class DSC(Method):
         self.head: nn.Module = build_head(head, encoder.features, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
+        features = through_head(self.head, self.encoder(images))
+        # As printed, the network works at radius u; scores and distances live at radius 1.
+        return features / self.settings.radius if self.settings.loss == "literal" else features
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
@@ -90,10 +107,15 @@ class DSC(Method):
             return losses.authors_loss(s, features, y, b, _number(settings.margin), check=False)
         if settings.loss == "hinge":
             known = losses.hinge_loss(s, features, y, _number(settings.margin), check=False)
-        elif settings.loss == "softmax":
-            known = losses.softmax_loss(s, features, y, settings.temperature, check=False)
+        elif settings.loss in ("softmax", "blend"):
+            soft = settings.temperature, settings.label_smoothing
+            known = losses.softmax_loss(s, features, y, *soft, check=False)
+            if settings.loss == "blend":
+                known = known + settings.blend * losses.simplex_loss(s, features, y, check=False)
         else:
             known = losses.simplex_loss(s, features, y, check=False)
+            if settings.loss == "literal":
+                known = settings.radius**2 * known
         if background is None:
             return known
         return known + settings.background_weight * self._background(features, y, background)

@@ -1,0 +1,71 @@
+"""What a paper command is asked for, and where its record and its figure go."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepsimplex.engine import pick_device
+from deepsimplex.runs import environment, write_json
+from deepsimplex.terminal import console
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Colour-blind safe, in order of use; greys are for what is not a class.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Options that all paper commands share.
+
+    `quick` asks for a version that a newcomer can run on a CPU in minutes, on digits that come
+    with scikit-learn; its record and figure say so in their names.
+    """
+
+    quick: bool
+    device: str
+    root: Path  # of the official sets
+    out: Path  # run folders; an interrupted command goes on there
+    results: Path
+    figures: Path
+    seeds: int = 5
+    epochs: int | None = None  # None: the command's own
+    began: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def runs(self, name: str) -> Path:
+        return self.out / self._named(name)
+
+    def record(self, name: str, content: dict[str, Any]) -> Path:
+        """Write results/paper-NAME.json: the content with its birth certificate."""
+        path = self.results / f"paper-{self._named(name)}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = {
+            "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+            "environment": environment(pick_device(self.device)),
+            "quick": self.quick,
+            "seeds": self.seeds,
+            "seconds": round(time.perf_counter() - self.began, 2),
+            **content,
+        }
+        write_json(path, whole)
+        console.print(f"Record: {path}")
+        return path
+
+    def draw(self, name: str, figure: Figure) -> None:
+        """Write figures/NAME.svg and .png, byte for byte the same from the same numbers."""
+        import matplotlib as mpl
+
+        self.figures.mkdir(parents=True, exist_ok=True)
+        stem = self.figures / self._named(name)
+        with mpl.rc_context({"svg.hashsalt": "deepsimplex"}):
+            figure.savefig(stem.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
+            figure.savefig(stem.with_suffix(".png"), bbox_inches="tight", dpi=150)
+        console.print(f"Figure: {stem}.svg, .png")
+
+    def _named(self, name: str) -> str:
+        return f"{name}-quick" if self.quick else name
