@@ -18,6 +18,7 @@ import typer
 from deepsimplex import __version__
 from deepsimplex.bench.commands import bench_app
 from deepsimplex.errors import DeepSimplexError, Stopped
+from deepsimplex.paper.commands import paper_app
 
 # Some versions of typer bring their own copy of click; the bases of its exceptions are alike.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -265,6 +266,7 @@ def get(
 
 
 app.add_typer(bench_app, name="bench")
+app.add_typer(paper_app, name="paper")
 
 
 @app.command()

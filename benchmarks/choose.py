@@ -1,0 +1,205 @@
+"""Choose the default recipe without looking at a test image or an unknown class.
+
+    python benchmarks/choose.py --data-root DATA --only NAME,NAME --json results/choose-NAME.json
+
+The six known classes of CIFAR-10's ARPL split 0, training images only, two of them left out at a
+time (three folds, every class once): trained on the other four, a quarter of whose images are
+held out, how well are the two told apart from those? Every candidate below is a recipe; every
+score that its features allow is reported for each. What wins here becomes the default
+(docs/decisions); the benchmark's unknowns play no part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepsimplex import engine, metrics
+from deepsimplex.data.archives import load_official
+from deepsimplex.data.background import load_background
+from deepsimplex.data.protocols import Trial, leave_out_trials, split_trial, splits
+from deepsimplex.data.sources import to_tensor
+from deepsimplex.fitting import fitting
+from deepsimplex.lanes import drive
+from deepsimplex.methods import settings_for
+from deepsimplex.methods.base import Method
+from deepsimplex.recipes import Recipe, benchmark_recipe
+from deepsimplex.runs import environment, write_json
+
+RAND = {"augment": "rand+crop+flip"}
+# name → (method, settings, changes of the benchmark recipe, background?)
+CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
+    "softmax": ("softmax", {}, {}, False),
+    "softmax wd": ("softmax", {}, {"weight_decay": 5e-4}, False),
+    "softmax rand": ("softmax", {}, RAND, False),
+    "eq4": ("dsc", {}, {}, False),
+    "eq7": ("dsc-softmax", {}, {}, False),
+    "eq7 wd": ("dsc-softmax", {}, {"weight_decay": 5e-4}, False),
+    "eq7 wd rand": ("dsc-softmax", {}, {"weight_decay": 5e-4, **RAND}, False),
+    "eq7 rand": ("dsc-softmax", {}, RAND, False),
+    "eq7 average": ("dsc-softmax", {}, {"average": 0.999}, False),
+    "eq7 restarts": ("dsc-softmax", {}, {"restarts": 2}, False),
+    "eq7 smooth": ("dsc-softmax", {"label_smoothing": 0.1}, {}, False),
+    "eq7 T0.5": ("dsc-softmax", {"temperature": 0.5}, {}, False),
+    "eq7 T2": ("dsc-softmax", {"temperature": 2.0}, {}, False),
+    "blend .01": ("dsc-blend", {"blend": 0.01}, {}, False),
+    "blend .1": ("dsc-blend", {"blend": 0.1}, {}, False),
+    "eq4 bg": ("dsc", {}, {}, True),
+    "eq4 bg4": ("dsc", {}, {"background_batch": 512}, True),
+    "eq7 bg": ("dsc-softmax", {}, {}, True),
+    "eq7 bg wd": ("dsc-softmax", {}, {"weight_decay": 5e-4}, True),
+    "eq7 bg .1": ("dsc-softmax", {"background_weight": 0.1}, {}, True),
+    "eq7 bg4": ("dsc-softmax", {}, {"background_batch": 512}, True),
+    "blend bg": ("dsc-blend", {"blend": 0.1}, {}, True),
+    "blend1 bg": ("dsc-blend", {"blend": 1.0}, {}, True),
+}
+
+
+def encoded(method: Method, images: Tensor, mirror: bool) -> tuple[Tensor, Tensor]:
+    """Encoder features and outputs, float32; with `mirror` the mean over image and mirror."""
+    where = next(method.parameters()).device
+    rows: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for part in images.split(2048):
+            views = [part.to(where)]
+            views += [views[0].flip(3)] if mirror else []
+            features = [method.encoder(view) for view in views]
+            outputs = [method(view) for view in views]
+            rows.append((torch.stack(features).mean(0), torch.stack(outputs).mean(0)))
+    return torch.cat([f for f, _ in rows]), torch.cat([o for _, o in rows])
+
+
+def knownness(
+    method: Method, bank: Tensor, labels: Tensor, features: Tensor, outputs: Tensor
+) -> dict[str, Tensor]:
+    """Every score there is for the features: the method's own, and by training features."""
+    found = {name: method.knownness(outputs, name).double() for name in method.scores}
+    unit = torch.nn.functional.normalize
+    cosines = torch.cat([q @ unit(bank).T for q in unit(features).split(1024)])
+    for k in (5, 50):
+        found[f"knn{k}"] = cosines.topk(k, dim=1).values[:, -1].double()
+    means = torch.stack([bank[labels == c].mean(0) for c in labels.unique()])
+    found["class mean"] = -torch.cdist(features, means).amin(1).double()
+    found["length"] = features.norm(dim=1).double()
+    return found
+
+
+def job(
+    name: str, trial: Trial, fold: int, epochs: int, where: torch.device
+) -> Generator[None, None, dict[str, Any]]:
+    method, settings, changes, with_background = CANDIDATES[name]
+    recipe: Recipe = dataclasses.replace(
+        benchmark_recipe(method, "crop+flip", seed=fold),
+        settings=settings_for(method, settings),
+        epochs=epochs,
+        **changes,
+    )
+    extra = trial.background if with_background else None
+    images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
+    began = time.perf_counter()
+    model = yield from fitting(
+        images,
+        labels,
+        trial.classes,
+        recipe,
+        where,
+        background=None if extra is None else to_tensor(extra),
+    )
+    record: dict[str, Any] = {"candidate": name, "fold": fold, "recipe": recipe.to_json()}
+    record["seconds"] = time.perf_counter() - began
+    aurocs: dict[str, float] = {}
+    for mirror in (False, True):
+        bank, _ = encoded(model.method, images[:10_000], mirror)
+        parts = [
+            encoded(model.method, to_tensor(part), mirror)
+            for part in (trial.known_test[0], trial.unknown_test)
+        ]
+        by_class = model.method.class_scores(parts[0][1], model.score).argmax(1).cpu().numpy()
+        end = " mirrored" if mirror else ""
+        record[f"accuracy{end}"] = metrics.accuracy(trial.known_test[1], by_class)
+        where_labels = labels[:10_000].to(bank.device)
+        known, unknown = (knownness(model.method, bank, where_labels, *part) for part in parts)
+        scale = {n: (known[n].mean(), known[n].std()) for n in known}
+        for sides in (known, unknown):
+            z = {n: (v - scale[n][0]) / scale[n][1] for n, v in sides.items()}
+            sides["own + knn50"] = z[model.method.scores[0]] + z["knn50"]
+            sides["own + length"] = z[model.method.scores[0]] + z["length"]
+        for score in known:
+            pair = known[score].cpu().numpy(), unknown[score].cpu().numpy()
+            aurocs[score + end] = metrics.auroc(*pair)
+    record["auroc"] = aurocs
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--data-root", type=Path, required=True)
+    parser.add_argument("--only", help="candidates, comma-separated; all if not given")
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("--images", type=int, help="so many of a class, to try the script out")
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--at-once", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    where = engine.pick_device(args.device)
+    names = args.only.split(",") if args.only else list(CANDIDATES)
+    data = load_official("cifar10", "train", args.data_root)
+    known = [data.classes[c] for c in splits("arpl", "cifar10")[args.split]["known"]]
+    keep = np.isin(data.names, known)
+    if args.images:
+        for name in known:
+            keep[np.flatnonzero(data.names == name)[args.images :]] = False
+    classes = tuple(c for c in data.classes if c in known)
+    data = dataclasses.replace(
+        data,
+        images=data.images[keep],
+        labels=np.array([classes.index(n) for n in data.names[keep]]),
+        classes=classes,
+    )
+    extra = None
+    if any(CANDIDATES[name][3] for name in names):
+        extra = load_background("cifar100", args.data_root, against="cifar10", size=32, channels=3)
+    folds = leave_out_trials(data, 2, 0)[: args.folds]
+    trials = [
+        split_trial(data, fold, name=f"choose/{n}", seed=n, background=extra, calibration=0.01)
+        for n, fold in enumerate(folds)
+    ]
+    jobs = (job(c, t, n, args.epochs, where) for c in names for n, t in enumerate(trials))
+    began = time.perf_counter()
+    records = drive(jobs, where, at_once=args.at_once)
+    table = {}
+    for name in names:
+        mine = [r for r in records if r["candidate"] == name]
+        scores = {s: statistics.mean(r["auroc"][s] for r in mine) for s in mine[0]["auroc"]}
+        accuracy = statistics.mean(r["accuracy"] for r in mine)
+        table[name] = {"accuracy": accuracy, "auroc": scores}
+        best = sorted(scores.items(), key=lambda item: -item[1])[:6]
+        line = "  ".join(f"{s} {100 * v:.2f}" for s, v in best)
+        own = next(iter(scores))
+        print(f"{name:14} acc {100 * accuracy:.2f}  {own} {100 * scores[own]:.2f} | {line}")
+    print(f"{time.perf_counter() - began:.0f} s")
+    if args.json:
+        record = {
+            "command": f"python benchmarks/choose.py --data-root DATA --epochs {args.epochs} "
+            f"--folds {args.folds} --split {args.split} --only {','.join(names)}",
+            "environment": environment(where),
+            "means": table,
+            "records": json.loads(json.dumps(records)),
+        }
+        write_json(args.json, record)
+
+
+if __name__ == "__main__":
+    main()

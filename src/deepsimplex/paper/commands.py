@@ -1,0 +1,174 @@
+"""`deepsimplex paper …`: parse and call. torch is not imported to answer --help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from deepsimplex.paper.requests import Request
+
+paper_app = typer.Typer(
+    help="The paper's tables and figures, ours beside published.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Quick = Annotated[bool, typer.Option("--quick", help="Minutes on a CPU, on scikit-learn's digits.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Root = Annotated[Path | None, typer.Option("--data-root", help="Where official sets lie.")]
+Out = Annotated[Path, typer.Option(help="Folder for the runs; resumes there.")]
+Results = Annotated[Path | None, typer.Option(help="Folder for the record; results/ if not quick.")]
+Figures = Annotated[Path | None, typer.Option(help="Folder for SVG and PNG; docs/figures/.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Trainings of each kind.")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the command's own.")]
+Splits = Annotated[str, typer.Option(help="arpl or neal.")]
+Columns = Annotated[str | None, typer.Option(help="Benchmarks, comma-separated; all if not given.")]
+Track = Annotated[str | None, typer.Option(help="none or cifar100; both if not given.")]
+Rows = Annotated[str | None, typer.Option(help="Rows, comma-separated; all if not given.")]
+Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
+
+RUNS = Path("runs/paper")
+
+
+@paper_app.command()
+def table1(
+    quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
+    rows: Rows = None, trials: Trials = 5, device: Device = "auto", data_root: Root = None,
+    out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Open-set AUROC, six benchmarks, both tracks (the paper's Table 1)."""
+    from deepsimplex.paper import opensets
+
+    request = _request(quick, device, data_root, out, results, None, 5, epochs)
+    opensets.table1(request, _plan(splits, columns, track, rows, trials))
+
+
+@paper_app.command()
+def closed(
+    quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
+    rows: Rows = None, trials: Trials = 5, device: Device = "auto", data_root: Root = None,
+    out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Closed-set accuracies of table1's runs (the paper's appendix)."""
+    from deepsimplex.paper import opensets
+
+    request = _request(quick, device, data_root, out, results, None, 5, epochs)
+    opensets.closed(request, _plan(splits, columns, track, rows, trials))
+
+
+@paper_app.command()
+def table2(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, seeds: Seeds = 3, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Closed set with ResNet-18: MNIST, CIFAR-10, CIFAR-100 (the paper's Table 2)."""
+    from deepsimplex.paper import closedset
+
+    closedset.table2(_request(quick, device, data_root, out, results, None, seeds, epochs))
+
+
+@paper_app.command()
+def radius(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, seeds: Seeds = 1, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Accuracy against the radius u: eq. 4 as printed, and at unit radius (appendix)."""
+    from deepsimplex.paper import radius as study
+
+    study.radius(_request(quick, device, data_root, out, results, figures, seeds, epochs))
+
+
+@paper_app.command()
+def simplex(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Trained features at their vertices in 1, 2 and 3 dimensions (Fig. 1)."""
+    from deepsimplex.paper import drawings
+
+    drawings.simplex(_request(quick, device, data_root, out, results, figures, 1, epochs))
+
+
+@paper_app.command()
+def embeddings(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """2-D features under eqs. 4, 6 and 7 (Fig. 3)."""
+    from deepsimplex.paper import drawings
+
+    drawings.embeddings(_request(quick, device, data_root, out, results, figures, 1, epochs))
+
+
+@paper_app.command()
+def imbalance(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, seeds: Seeds = 5, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """The same with one class cut to a tenth (appendix)."""
+    from deepsimplex.paper import drawings
+
+    drawings.imbalance(_request(quick, device, data_root, out, results, figures, seeds, epochs))
+
+
+@paper_app.command()
+def semantic(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, seeds: Seeds = 5, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Distances between classes, four of them unseen (Fig. 4)."""
+    from deepsimplex.paper import semantic as study
+
+    study.semantic(_request(quick, device, data_root, out, results, figures, seeds, epochs))
+
+
+@paper_app.command()
+def dam(
+    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
+    results: Results = None, figures: Figures = None, seeds: Seeds = 5, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Ways past d < C−1: DAM, a linear layer, a bottleneck, doubled, unpooled (Fig. 2)."""
+    from deepsimplex.paper import dam as study
+
+    study.dam(_request(quick, device, data_root, out, results, figures, seeds, epochs))
+
+
+def _request(
+    quick: bool, device: str, root: Path | None, out: Path, results: Path | None,
+    figures: Path | None, seeds: int, epochs: int | None,
+) -> Request:  # fmt: skip
+    from deepsimplex.data.archives import data_root
+    from deepsimplex.paper.requests import Request
+
+    # A quick look never lands among the records that README quotes.
+    beside = out if quick else Path("results")
+    drawn = out if quick else Path("docs/figures")
+    return Request(
+        quick, device, data_root(root), out, results or beside, figures or drawn, seeds, epochs
+    )
+
+
+def _plan(
+    family: str, columns: str | None, track: str | None, rows: str | None, trials: int
+) -> Any:
+    from deepsimplex.errors import DeepSimplexError
+    from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
+    from deepsimplex.paper.published import COLUMNS
+
+    def chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
+        wanted = tuple(part.strip() for part in given.split(",")) if given else among
+        for name in wanted:
+            if name not in among:
+                raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(name), "choose")
+        return wanted
+
+    return Plan(
+        family,
+        chosen(columns, COLUMNS, "columns"),
+        chosen(track, TRACKS, "a track"),
+        chosen(rows, tuple(ROWS), "rows"),
+        trials,
+    )

@@ -1,0 +1,204 @@
+"""`table1` and `closed`: the open-set tables, from one set of runs.
+
+Rows are methods, columns the six benchmarks. The tracks without and with a background set stand
+apart. A column whose data are missing says how to get them. Every trial has its run folder, so
+the command goes on where it stopped, and `closed` reads what `table1` has trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+from deepsimplex import compare, tables
+from deepsimplex.data.background import Background, load_background
+from deepsimplex.data.protocols import BENCHMARKS, benchmark_trial, splits
+from deepsimplex.engine import pick_device
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.lanes import drive
+from deepsimplex.methods import method_row, settings_for
+from deepsimplex.paper import published
+from deepsimplex.paper.requests import Request
+from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
+from deepsimplex.terminal import console, table, training
+
+KEEP = 0.95
+AT_ONCE = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A row of the table: a method with settings, and the row of the paper's that it answers."""
+
+    method: str
+    answers: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+ROWS = {
+    "softmax": Entry("softmax", "Softmax"),
+    "eq. 4": Entry("dsc", "DSC"),
+    "eq. 7": Entry("dsc-softmax", "DSC"),
+    "eq. 7 + 0.1 eq. 4": Entry("dsc-blend", "DSC"),
+}
+TRACKS = ("none", "cifar100")
+"""Background sets: none, and the CIFAR-100 training classes that are not unknowns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run: columns × tracks × rows × trials."""
+
+    family: str = "arpl"
+    columns: tuple[str, ...] = published.COLUMNS
+    tracks: tuple[str, ...] = TRACKS
+    rows: tuple[str, ...] = tuple(ROWS)
+    trials: int = 5
+
+
+def table1(request: Request, plan: Plan) -> dict[str, Any]:
+    """AUROC of every row and column, ours beside published."""
+    return _show(request, plan, "table1", "auroc", published.AUROC)
+
+
+def closed(request: Request, plan: Plan) -> dict[str, Any]:
+    """Closed-set accuracies of the same runs."""
+    return _show(request, plan, "closed", "accuracy", published.ACCURACY)
+
+
+def _show(
+    request: Request,
+    plan: Plan,
+    name: str,
+    measure: str,
+    printed: dict[str, tuple[published.Cell, ...]],
+) -> dict[str, Any]:
+    if request.quick:
+        plan = dataclasses.replace(
+            plan, columns=("digits",), tracks=("none",), trials=min(2, plan.trials)
+        )
+    found, missing = results(request, plan)
+    for track in plan.tracks:
+        title = "without background" if track == "none" else f"background {track}"
+        rows = [
+            [row, *(_cell(found.get((column, track, row)), measure) for column in plan.columns)]
+            for row in plan.rows
+            if any((column, track, row) in found for column in plan.columns)
+        ]
+        if rows:
+            shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
+            table(shown + f"{plan.trials} {plan.family} trials", ("", *plan.columns), rows)
+    columns = [c for c in plan.columns if c in published.COLUMNS]
+    if columns:
+        places = [published.COLUMNS.index(c) for c in columns]
+        rows = [[k, *(published.cell(v[p]) for p in places)] for k, v in printed.items()]
+        table("Published (protocols differ: see the record)", ("", *columns), rows)
+    for column, why in missing.items():
+        console.print(f"{column}: {why}")
+    content = {
+        "measure": measure,
+        "family": plan.family,
+        "trials": plan.trials,
+        "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
+        "cells": [
+            {
+                "column": column,
+                "background": track,
+                "row": row,
+                "method": ROWS[row].method,
+                **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
+                "seconds": [record["seconds"] for record in records],
+                "commits": sorted({str(record["commit"]) for record in records}),
+            }
+            for (column, track, row), records in found.items()
+        ],
+        "missing": missing,
+        "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
+        "best published without background": published.BEST_WITHOUT_BACKGROUND,
+    }
+    request.record(name, content)
+    return content
+
+
+Found = dict[tuple[str, str, str], list[dict[str, Any]]]
+
+
+def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
+    """Records of all trials that can be run here, and why the others cannot."""
+    where = pick_device(request.device)
+    at_once = AT_ONCE if where.type == "cuda" else 1
+    found: Found = {}
+    missing: dict[str, str] = {}
+    possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
+    keys: list[tuple[str, str, str]] = []
+    count = len(possible) * len(plan.tracks) * len(plan.rows) * plan.trials
+
+    with training("Training", trainings=count) as begin:
+
+        def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
+            for column in possible:
+                for track in plan.tracks:
+                    extra = _background(track, column, request.root)
+                    for number in range(min(plan.trials, len(splits(plan.family, column)))):
+                        trial = benchmark_trial(
+                            column, plan.family, number, request.root, background=extra
+                        )
+                        for row in plan.rows:
+                            if track != "none" and not method_row(ROWS[row].method).uses_background:
+                                continue
+                            keys.append((column, track, row))
+                            folder = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
+                            yield compare.running(
+                                trial,
+                                recipe_for(row, column, number, request.epochs),
+                                request.runs("opensets") / folder,
+                                where,
+                                keep=KEEP,
+                                at_once=at_once,
+                                report=begin(f"{column}, {row}, trial {number}"),
+                            )
+
+        records = drive(jobs(), where, at_once=at_once)
+    for key, record in zip(keys, records, strict=True):
+        found.setdefault(key, []).append(record)
+    return found, missing
+
+
+def recipe_for(row: str, column: str, number: int, epochs: int | None) -> Recipe:
+    entry = ROWS[row]
+    if column == "digits":
+        recipe = digits_recipe(entry.method, seed=number)
+    else:
+        recipe = benchmark_recipe(entry.method, BENCHMARKS[column].augment, seed=number)
+    settings = settings_for(entry.method, entry.settings)
+    return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
+
+
+def _lacks(column: str, plan: Plan, root: Path, missing: dict[str, str]) -> bool:
+    """Note what a column lacks; True if it cannot be run."""
+    try:
+        for track in plan.tracks:
+            _background(track, column, root)
+        benchmark_trial(column, plan.family, 0, root)
+    except DeepSimplexError as error:
+        missing[column] = str(error)
+    return column in missing
+
+
+def _background(track: str, column: str, root: Path) -> Background | None:
+    if track == "none":
+        return None
+    about = BENCHMARKS[column]
+    return load_background(
+        track, root, against=about.known, size=about.size, channels=about.channels
+    )
+
+
+def _cell(records: list[dict[str, Any]] | None, measure: str) -> str:
+    return tables.spread(tables.summary(records, (measure,))[measure]) if records else "–"
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name).strip("-")
