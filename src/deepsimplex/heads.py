@@ -76,12 +76,18 @@ class NoHead(nn.Module):
         return x
 
 
-def build_head(kind: str, in_features: int, out_features: int) -> LinearHead | DAM | NoHead:
-    """The head called `kind`: "linear", "dam" or "none"."""
+def build_head(
+    kind: str, in_features: int, out_features: int, hidden: int | None = None
+) -> LinearHead | DAM | NoHead:
+    """The head called `kind`: "linear", "dam" or "none"; `hidden` makes a DAM's bottleneck."""
+    if kind == "dam":
+        return DAM(in_features, out_features, hidden)
+    if hidden is not None and kind in HEADS:
+        raise DeepSimplexError(
+            f"no hidden width for head {kind!r}", str(hidden), "leave it out, or use head 'dam'"
+        )
     if kind == "linear":
         return LinearHead(in_features, out_features)
-    if kind == "dam":
-        return DAM(in_features, out_features)
     if kind == "none":
         return NoHead(in_features, out_features)
     raise DeepSimplexError(f"a head among {', '.join(HEADS)}", repr(kind), "pick one of them")

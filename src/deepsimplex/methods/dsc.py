@@ -43,6 +43,7 @@ class DSCSettings:
     head: Literal["auto", "linear", "dam", "none"] = "auto"
     simplex: Kind = "regular"
     width: int | None = None  # dim of a truncated or doubled simplex after a head; C−1 if None
+    hidden: int | None = None  # width between a DAM's two layers, its bottleneck; `width` if None
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -82,13 +83,15 @@ class DSC(Method):
             self.scores = ("dot", "cosine", "distance")
         width = settings.width or max(1, classes - 1)
         head: str = settings.head
-        if head == "auto":
+        if head == "auto" and settings.hidden is not None:
+            head = "dam"
+        elif head == "auto":
             head = choose_head(encoder.features, classes) if settings.width is None else "linear"
         if head == "none":
             width = encoder.features
         self.simplex = Simplex(classes, width, settings.simplex)
         self.encoder = encoder
-        self.head: nn.Module = build_head(head, encoder.features, width)
+        self.head: nn.Module = build_head(head, encoder.features, width, settings.hidden)
 
     def forward(self, images: Tensor) -> Tensor:
         features = through_head(self.head, self.encoder(images))
