@@ -38,6 +38,7 @@ HOUSE = [
     "data.augment",
     "methods.base",
     "methods.dsc",
+    "methods.turned",
     "methods.softmax",
     "methods",
     "recipes",

@@ -12,6 +12,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import Encoder, Method
 from deepsimplex.methods.dsc import DSC, DSCSettings
 from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
+from deepsimplex.methods.turned import Turned
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ METHODS: dict[str, Row] = {
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
     ),
     "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 with a share of eq. 4", True),
+    "dsc-turned": Row(
+        Turned, DSCSettings(loss="softmax"), "eq. 7 over classes × four turns of the image", True
+    ),
     "dsc-literal": Row(
         DSC, DSCSettings(loss="literal"), "eq. 4 as printed, at radius u; may diverge"
     ),

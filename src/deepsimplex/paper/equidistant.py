@@ -10,21 +10,21 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.spatial.distance import pdist, squareform
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.simplex import Simplex
 
 TOLERANCE = 1e-9
-TURNS = 100
+TURNS = 30
 GAP = 1e-6
 
 
 def unit_simplex(count: int) -> np.ndarray:
     """`count` points at distance 1 from each other about the origin: (count, count−1)."""
-    points = np.eye(count) / math.sqrt(2)
-    points -= points.mean(0)
-    _, _, axes = np.linalg.svd(points)
-    return points @ axes[: count - 1].T
+    vertices = Simplex(count, count - 1).centres(torch.arange(count), torch.float64)
+    return vertices.numpy() * math.sqrt((count - 1) / (2 * count))
 
 
 def almost_equidistant(
@@ -128,11 +128,9 @@ def measured(dim: int, turns: int = TURNS, seed: int = 0) -> dict[str, Any]:
         "mirrored": smallest(plain),
     }
     if dim > 3:
-        random = np.random.default_rng(seed)
-        sets = (
-            almost_equidistant(dim, second=np.linalg.qr(random.normal(size=(dim - 2, dim - 2)))[0])
-            for _ in range(turns)
-        )
+        random = np.random.default_rng(seed).normal(size=(turns, 2, dim - 2, dim - 2))
+        drawn = torch.linalg.qr(torch.from_numpy(random)).Q.numpy()
+        sets = (almost_equidistant(dim, *pair) for pair in drawn)
         record["best turn"] = max((smallest(points) for points in sets), key=_in_ball)
         turn = colliding_turn(dim)
         record["colliding"] = smallest(almost_equidistant(dim, turn, turn))

@@ -1,0 +1,58 @@
+"""Joint labels of class and turn."""
+
+import pytest
+import torch
+
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.methods import build_method
+from deepsimplex.methods.base import Batch
+from deepsimplex.methods.turned import turned
+
+
+def test_turned_images_are_quarter_turns():
+    images = torch.arange(40 * 2 * 3 * 3).view(40, 2, 3, 3)
+    torch.manual_seed(0)
+    result, turn = turned(images)
+    assert turn.unique().tolist() == [0, 1, 2, 3]
+    for image, source, k in zip(result, images, turn.tolist(), strict=True):
+        assert torch.equal(image, torch.rot90(source, k, (1, 2)))
+
+
+def test_scores_are_the_mean_over_views_of_their_own_vertex():
+    torch.manual_seed(0)
+    method = build_method("dsc-turned", "small", (1, 8, 8), 3, None).eval()
+    images = torch.randint(0, 255, (5, 1, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        outputs = method(images)
+        assert outputs.shape == (5, 4 * 11)
+        expected = torch.zeros(5, 3)
+        for turn in range(4):
+            view = method.inner(torch.rot90(images, turn, (2, 3)))
+            for c in range(3):
+                vertex = method.inner.simplex.centres(torch.tensor([c + 3 * turn]))[0]
+                expected[:, c] += view @ vertex / 4
+        scores = method.class_scores(outputs, "dot")
+    assert torch.allclose(scores, expected, atol=1e-5)
+    assert torch.equal(method.knownness(outputs, "dot"), scores.amax(1))
+
+
+def test_the_loss_is_the_inner_loss_of_turned_images():
+    torch.manual_seed(0)
+    method = build_method("dsc-turned", "small", (1, 8, 8), 3, None)
+    images = torch.randint(0, 255, (6, 1, 8, 8), dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    batch = Batch(images, labels, images[:2], torch.tensor(0))
+    torch.manual_seed(1)
+    got = method.loss(batch)
+    torch.manual_seed(1)
+    moved, turn = turned(images)
+    others, _ = turned(images[:2])
+    method.load_state_dict(method.state_dict())
+    want = method.inner.loss(Batch(moved, labels + 3 * turn, others, torch.tensor(0)))
+    assert torch.allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize(("net", "shape"), [("mlp", (6,)), ("small", (1, 8, 10))])
+def test_only_square_images_turn(net, shape):
+    with pytest.raises(DeepSimplexError, match="square images"):
+        build_method("dsc-turned", net, shape, 3, None)
