@@ -63,6 +63,7 @@ HOUSE = [
     "paper.published",
     "paper.opensets",
     "paper.closedset",
+    "paper.readme",
     "paper.equidistant",
     "paper.radius",
     "paper.dam",

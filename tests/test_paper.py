@@ -1,12 +1,15 @@
 """The paper's tables as commands: they run, resume, and say what is missing."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from deepsimplex import engine
 from deepsimplex.cli import run
+from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
+from deepsimplex.paper.readme import update
 
 
 def paper(*words):
@@ -88,3 +91,14 @@ def test_published_rows_fit_the_columns():
         assert all(len(cells) == len(published.COLUMNS) for cells in rows.values())
     assert published.cell(None) == "–"
     assert published.cell((81.6, None)) == "81.6"
+
+
+def test_readme_shows_what_the_records_say():
+    root = Path(__file__).parents[1]
+    assert update(root / "README.md", root / "results") == (root / "README.md").read_text()
+
+
+def test_readme_without_its_markers_is_refused(tmp_path):
+    (tmp_path / "README.md").write_text("# nothing\n")
+    with pytest.raises(DeepSimplexError, match="training speed"):
+        update(tmp_path / "README.md", tmp_path)

@@ -136,6 +136,25 @@ def dam(
     study.dam(_request(quick, device, data_root, out, results, figures, seeds, epochs))
 
 
+@paper_app.command()
+def readme(
+    check: Annotated[bool, typer.Option("--check", help="Only say whether it is so.")] = False,
+    results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),
+    file: Annotated[Path, typer.Option(help="What to rewrite.")] = Path("README.md"),
+) -> None:
+    """README's tables from the records in results/."""
+    from deepsimplex.paper.readme import update
+    from deepsimplex.runs import write_atomically
+
+    made = update(file, results)
+    same = made == file.read_text()
+    if not same and not check:
+        write_atomically(file, made.encode())
+    typer.echo(f"{file}: " + ("as the records say" if same else "changed"))
+    if check and not same:
+        raise typer.Exit(1)
+
+
 def _request(
     quick: bool, device: str, root: Path | None, out: Path, results: Path | None,
     figures: Path | None, seeds: int, epochs: int | None,

@@ -1,0 +1,110 @@
+"""`paper readme`: README's tables, built from the records in results/.
+
+Between `<!-- NAME -->` and `<!-- /NAME -->` everything is replaced by what the records say; a
+table whose record is missing says which command makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deepsimplex.errors import DeepSimplexError
+from deepsimplex.paper import published
+
+
+def update(readme: Path, results: Path) -> str:
+    """README with its tables made anew; nothing is written."""
+    text = readme.read_text()
+    for name, build in TABLES.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise DeepSimplexError(
+                f"one {begin} and one {end} in {readme}",
+                f"{text.count(begin)} and {text.count(end)}",
+                "put the markers back where the table belongs",
+            )
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        made = f"{begin}\n{build(results)}\n{end}"
+        text = pattern.sub(lambda _, made=made: made, text)  # type: ignore[misc]
+    return text
+
+
+def _read(results: Path, name: str) -> Any:
+    path = results / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _markdown(heading: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _middle(spread: dict[str, float], digits: int) -> str:
+    low, high = spread["q1"], spread["q3"]
+    return f"{spread['median']:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+
+
+def training_speed(results: Path) -> str:
+    record = _read(results, "bench-train")
+    if record is None:
+        return "Not measured yet: `deepsimplex bench train` on a GPU."
+    rows = [
+        [
+            row["name"],
+            str(row["batch"]),
+            f"{row['images']:,}".replace(",", " "),
+            _middle(row["epoch_s"], 3),
+            f"{row['plain_s']['median']:.2f}",
+            f"{row['ratio']['median']:.1f}×",
+            f"{row['first_step_s']:.0f}",
+            f"{row['deterministic']['median']:.2f}×" if row["deterministic"] else "–",
+        ]
+        for row in record["rows"]
+    ]
+    heading = [
+        "training", "batch", "images", "s an epoch (quartiles)", "plain loop", "ratio",
+        "s to first step", "deterministic",
+    ]  # fmt: skip
+    return _markdown(heading, rows)
+
+
+def open_set(results: Path) -> str:
+    record = _read(results, "paper-table1")
+    if record is None:
+        return "Not measured yet: `deepsimplex paper table1` on a GPU."
+    columns = [c for c in published.COLUMNS if any(x["column"] == c for x in record["cells"])]
+    rows = []
+    for track in ("none", "cifar100"):
+        names = [c["row"] for c in record["cells"] if c["background"] == track]
+        for name in dict.fromkeys(names):
+            cells = {
+                c["column"]: c
+                for c in record["cells"]
+                if c["row"] == name and c["background"] == track
+            }
+            shown = [_cell(cells[c]["auroc"]) if c in cells else "–" for c in columns]
+            rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
+    best = published.BEST_WITHOUT_BACKGROUND
+    sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
+    places = [published.COLUMNS.index(c) for c in columns]
+    paper = [
+        "the paper's DSC",
+        "80M tiny",
+        *(published.cell(published.AUROC["DSC"][p]) for p in places),
+    ]
+    return _markdown(["AUROC in %", "background", *columns], [*rows, sources, paper])
+
+
+def _cell(summary: dict[str, Any]) -> str:
+    sd = "" if summary["sd"] is None else f" ± {100 * summary['sd']:.1f}"
+    return f"{100 * summary['mean']:.1f}{sd}"
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "training speed": training_speed,
+    "open set": open_set,
+}
