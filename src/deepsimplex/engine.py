@@ -278,7 +278,7 @@ class _Call(nn.Module):
 @torch.no_grad()
 def outputs(method: Method, images: Tensor, batch: int = 1024) -> Tensor:
     """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d)."""
-    return torch.cat([rows.cpu() for rows in _outputs(method, images, batch)])
+    return torch.cat(list(_outputs(method, images, batch))).cpu()
 
 
 @torch.no_grad()
@@ -288,10 +288,12 @@ def scores(
     """Class scores by `score`, (n, C), and knownness by it and others, (n,); float64, CPU."""
     by_class, known = [], {name: [] for name in (score, *also)}  # type: ignore[var-annotated]
     for rows in _outputs(method, images, batch):
-        by_class.append(method.class_scores(rows, score).double().cpu())
+        by_class.append(method.class_scores(rows, score))
         for name, pieces in known.items():
-            pieces.append(method.knownness(rows, name).double().cpu())
-    return torch.cat(by_class), {name: torch.cat(pieces) for name, pieces in known.items()}
+            pieces.append(method.knownness(rows, name))
+    # Only here does the host wait for the device.
+    found = {name: torch.cat(pieces).cpu().double() for name, pieces in known.items()}
+    return torch.cat(by_class).cpu().double(), found
 
 
 def _outputs(method: Method, images: Tensor, batch: int) -> Iterator[Tensor]:

@@ -65,7 +65,7 @@ def radius(request: Request) -> dict[str, Any]:
         "published": {str(u): value for u, value in PUBLISHED.items()},
     }
     request.record("radius", content)
-    request.draw("radius", _figure(request, train.name, found))
+    request.draw("radius", _figure(request, train.source, found))
     return content
 
 
@@ -129,7 +129,7 @@ def _text(cell: dict[str, Any]) -> str:
 def _counts(train: LabelledSet, test: LabelledSet) -> dict[str, Any]:
     each = np.bincount(train.labels, minlength=len(train.classes))
     return {
-        "name": train.name,
+        "name": train.source,
         "train images": len(train.labels),
         "train images a class": [int(each.min()), int(each.max())],
         "test images": len(test.labels),
@@ -153,7 +153,7 @@ def _print(
         for u in RADII
     ]
     title = (
-        f"{train.name}: accuracy in % on {len(test.labels)} test images, last of {plan.epochs} "
+        f"{train.source}: accuracy in % on {len(test.labels)} test images, last of {plan.epochs} "
         f"epochs on {len(train.labels)} images, rate {plan.learning_rate:g}, "
         f"{request.seeds} seed{'s' if request.seeds > 1 else ''}"
     )
