@@ -64,14 +64,8 @@ def train(
     where = pick_device(device)
     if not str(out).strip("."):
         raise DeepSimplexError("--out as a folder of its own", repr(str(out)), "e.g. runs/first")
-    if size is not None and Path(source).suffix == ".npz":
-        raise DeepSimplexError("no --size for arrays", f"--size {size}", "resize them in the file")
-    whole = load(source, size=size, on_bad=on_bad)
-    data = whole.known_only()
-    classes = known_classes(data, known if known is not None else list(data.classes))
-    chosen = np.isin(data.names, classes)
-    images = to_tensor(data.images[chosen])
-    labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
+    given = _material(source, known, size, on_bad, background)
+    images, labels, classes, extra = given.images, given.labels, given.classes, given.background
     shape = tuple(images.shape[1:])
     recipe = dataclasses.replace(
         default_recipe(method, shape, seed, len(labels)),
@@ -80,26 +74,14 @@ def train(
     )
     if freeze and recipe_changes["augment"] is None:
         recipe = dataclasses.replace(recipe, augment="none")
-    extra = _background(background, images)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
-    if whole.said:
-        console.print(f"Found: {whole.said}.")
-    unused = len(whole.labels) - len(labels)
-    console.print(
-        f"Data: {data.source}, {len(classes)} known classes ({', '.join(classes[:8])}"
-        f"{', …' if len(classes) > 8 else ''}), shape {shape}, {len(training_part)} to train, "
-        f"{len(held)} held out to calibrate"
-        f"{'' if extra is None else f', {len(extra)} background'}"
-        f"{f', {unused} of other classes not used' if unused else ''}."
-    )
-    if whole.skipped:
-        console.print(f"Left out, unreadable: {', '.join(whole.skipped)}.")
+    given.describe(len(training_part), len(held))
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     promise |= {"score": score, "radius": radius}
     check_request(recipe, shape, len(classes), **promise)
     cache = data_root() / "features" if freeze else None
     check_pretrained(images, recipe, weights, freeze, cache)
-    asked = {"source": data.source, "known": list(classes), **promise}
+    asked = {"source": given.whole.source, "known": list(classes), **promise}
     asked["fingerprint"] = fingerprint(images, labels, extra)
     if weights is not None:
         asked["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -130,6 +112,45 @@ def train(
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held]))
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Material:
+    """What `train` is given: all of it, and the known part as tensors."""
+
+    whole: LabelledSet
+    classes: tuple[str, ...]
+    images: Tensor
+    labels: np.ndarray
+    background: Tensor | None
+
+    def describe(self, train: int, held: int) -> None:
+        if self.whole.said:
+            console.print(f"Found: {self.whole.said}.")
+        unused = len(self.whole.labels) - len(self.labels)
+        extra = "" if self.background is None else f", {len(self.background)} background"
+        console.print(
+            f"Data: {self.whole.source}, {len(self.classes)} known classes "
+            f"({', '.join(self.classes[:8])}{', …' if len(self.classes) > 8 else ''}), "
+            f"shape {tuple(self.images.shape[1:])}, {train} to train, {held} held out to calibrate"
+            f"{extra}{f', {unused} of other classes not used' if unused else ''}."
+        )
+        if self.whole.skipped:
+            console.print(f"Left out, unreadable: {', '.join(self.whole.skipped)}.")
+
+
+def _material(
+    source: str, known: list[str] | None, size: int | None, on_bad: str, background: Path | None
+) -> _Material:
+    if size is not None and Path(source).suffix == ".npz":
+        raise DeepSimplexError("no --size for arrays", f"--size {size}", "resize them in the file")
+    whole = load(source, size=size, on_bad=on_bad)
+    data = whole.known_only()
+    classes = known_classes(data, known if known is not None else list(data.classes))
+    chosen = np.isin(data.names, classes)
+    images = to_tensor(data.images[chosen])
+    labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
+    return _Material(whole, classes, images, labels, _background(background, images))
 
 
 def load(source: str, **how: Any) -> LabelledSet:
