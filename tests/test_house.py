@@ -67,6 +67,7 @@ HOUSE = [
     "paper.equidistant",
     "paper.radius",
     "paper.dam",
+    "paper.panels",
     "paper.drawings",
     "paper.semantic",
     "paper.commands",

@@ -14,6 +14,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import build_head, choose_head
 from deepsimplex.methods.base import (
     NUMBERS,
+    WHOLE_NUMBERS,
     Batch,
     Encoder,
     Method,
@@ -58,6 +59,11 @@ class DSCSettings:
             value: Any = getattr(self, name)
             if value != "auto" and not (isinstance(value, NUMBERS) and least <= value < math.inf):
                 raise DeepSimplexError(f"{name} of {least:g} or more", repr(value), "change it")
+        hidden = self.hidden
+        if hidden is not None and (
+            isinstance(hidden, bool) or not isinstance(hidden, WHOLE_NUMBERS) or hidden < 1
+        ):
+            raise DeepSimplexError("hidden of 1 or more, or None", repr(hidden), "change it")
         if self.label_smoothing >= 1:
             raise DeepSimplexError(
                 "label_smoothing below 1", repr(self.label_smoothing), "change it"

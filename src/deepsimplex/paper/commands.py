@@ -133,7 +133,8 @@ def dam(
     """Ways past d < C−1: DAM, a linear layer, a bottleneck, doubled, unpooled (Fig. 2)."""
     from deepsimplex.paper import dam as study
 
-    study.dam(_request(quick, device, data_root, out, results, figures, seeds, epochs))
+    few = min(seeds, 2) if quick else seeds
+    study.dam(_request(quick, device, data_root, out, results, figures, few, epochs))
 
 
 @paper_app.command()

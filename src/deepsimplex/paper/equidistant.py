@@ -103,14 +103,19 @@ def two_doubled(dim: int) -> np.ndarray | None:
 
 
 def smallest(points: np.ndarray) -> dict[str, float]:
-    """Smallest distance, its ratio to the largest, and its size when the set fills a unit ball."""
+    """Smallest distance, its ratio to the largest, and its size when the set fills a unit ball.
+
+    The ball is about the centroid; how much nearer the innermost point lies tells how far the
+    set is from lying on a sphere.
+    """
     distances = pdist(points)
-    reach = np.linalg.norm(points - points.mean(0), axis=1).max()
+    norms = np.linalg.norm(points - points.mean(0), axis=1)
     least = float(distances.min())
     return {
         "smallest": least,
         "to largest": least / float(distances.max()),
-        "in unit ball": least / float(reach),
+        "in unit ball": least / float(norms.max()),
+        "innermost to outermost": float(norms.min() / norms.max()),
     }
 
 

@@ -178,7 +178,7 @@ def _figure(request: Request, name: str, found: dict[str, dict[str, Any]]) -> Fi
         )  # fmt: skip
         lost = [x + shift for x, c in zip(places, cells, strict=True) if c["diverged"]]
         axes.plot(lost, [0.0] * len(lost), "x", color=colour, ms=9, mew=2, clip_on=False, zorder=5)
-    unit = found["unit"]["1"]["accuracy"]
+    unit = found["unit"][str(RADII[0])]["accuracy"]
     if unit is not None:
         mean, sd = 100 * unit["mean"], 100 * (unit["sd"] or 0)
         axes.axhline(mean, color=COLOURS[2], label=f"{COLUMNS['unit']} (no u in it)")
