@@ -276,7 +276,7 @@ class _Call(nn.Module):
 
 
 @torch.no_grad()
-def outputs(method: Method, images: Tensor, batch: int = 1024) -> Tensor:
+def outputs(method: nn.Module, images: Tensor, batch: int = 1024) -> Tensor:
     """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d)."""
     return torch.cat(list(_outputs(method, images, batch))).cpu()
 
@@ -296,7 +296,7 @@ def scores(
     return torch.cat(by_class).cpu().double(), found
 
 
-def _outputs(method: Method, images: Tensor, batch: int) -> Iterator[Tensor]:
+def _outputs(method: nn.Module, images: Tensor, batch: int) -> Iterator[Tensor]:
     method.eval()
     where = next(method.parameters()).device
     # TensorFloat-32 would make a GPU's scores differ from a CPU's in the fourth digit.

@@ -225,7 +225,7 @@ def _heat(axes: Axes, matrix: np.ndarray, classes: Sequence[str], known: int) ->
             )
     for i, j in enumerate(nearest(matrix, known), known):
         for x, y in ((j, i), (i, j)):
-            box = Rectangle((x - 0.45, y - 0.44), 0.9, 0.88, fill=False, color=COLOURS[1], lw=2)
+            box = Rectangle((x - 0.41, y - 0.41), 0.82, 0.82, fill=False, color=COLOURS[1], lw=2)
             axes.add_patch(box)
     axes.axhline(known - 0.5, color="white", lw=4)
     axes.axvline(known - 0.5, color="white", lw=4)
