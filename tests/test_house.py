@@ -70,6 +70,7 @@ HOUSE = [
     "paper.panels",
     "paper.drawings",
     "paper.semantic",
+    "paper.claims",
     "paper.commands",
     "bench",
     "bench.memory",

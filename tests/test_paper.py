@@ -102,3 +102,74 @@ def test_readme_without_its_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("# nothing\n")
     with pytest.raises(DeepSimplexError, match="training speed"):
         update(tmp_path / "README.md", tmp_path)
+
+
+def cell(*values):
+    return {"values": list(values), "mean": sum(values) / len(values), "sd": 0.01}
+
+
+def made_records():
+    """Records in which every claim holds."""
+    even = {u: {"accuracy": cell(0.78)} for u in ("1", "5", "32", "64", "100", "150", "200")}
+    near = {"dog": "cat", "truck": "automobile"}
+    rows = [("softmax", "none", 0.90), ("eq. 4", "none", 0.92), ("eq. 4", "cifar100", 0.95)]
+    return {
+        "radius": {"cells": {"literal": even, "literal-clipped": even}},
+        "embeddings": {"losses": {"eq. 4": {"test_spread": 0.1}, "eq. 7": {"test_spread": 0.3}}},
+        "imbalance": {"lost": {"softmax": [0.5, 0.6, 0.55], "eq. 4": [0.2, 0.21, 0.25]}},
+        "semantic": {
+            "published": {"nearest": near},
+            "methods": {"DSC": [{"nearest": near}] * 5, "softmax": [{"nearest": near}] * 5},
+        },
+        "table1": {
+            "cells": [
+                {
+                    "column": "cifar10", "row": row, "background": track,
+                    "auroc": cell(level, level + 0.011, level - 0.01),
+                }
+                for row, track, level in rows
+            ]
+        },
+        "table2": {
+            "cells": {
+                "mnist": {"accuracy": {"dsc": cell(0.99, 0.991), "softmax": cell(0.97, 0.971)}}
+            }
+        },
+    }  # fmt: skip
+
+
+def judged(folder, records):
+    for name, record in records.items():
+        (folder / f"paper-{name}.json").write_text(json.dumps(record))
+    assert run(["paper", "claims", "--results", str(folder), "--device", "cpu"]) == 0
+    found = json.loads((folder / "paper-claims.json").read_text())["claims"]
+    return {f["claim"]: f["verdict"] for f in found}
+
+
+def test_claims_that_hold(here):
+    verdicts = judged(here, made_records())
+    assert len(verdicts) == 9
+    assert all(verdict.startswith("holds") for verdict in verdicts.values()), verdicts
+
+
+def test_claims_that_do_not(here):
+    records = made_records()
+    records["radius"]["cells"]["literal"] = {"64": {"accuracy": None}}
+    records["radius"]["cells"]["literal-clipped"]["200"] = {"accuracy": cell(0.7)}
+    records["embeddings"]["losses"]["eq. 7"]["test_spread"] = 0.05
+    records["imbalance"]["lost"]["eq. 4"] = [0.5, 0.7, 0.4]
+    records["semantic"]["methods"]["DSC"] = [{"nearest": {"dog": "frog", "truck": "cat"}}] * 5
+    records["table1"]["cells"][1]["auroc"] = cell(0.80, 0.81, 0.79)
+    records["table2"]["cells"]["mnist"]["accuracy"]["dsc"] = cell(0.96, 0.98)
+    verdicts = judged(here, records)
+    assert verdicts.pop("no hyper-parameter") == "holds only with the loss at unit radius"
+    assert verdicts.pop("better than softmax, open set") == "holds only with a background set"
+    assert verdicts.pop("Euclid and cosine agree").startswith("holds")
+    assert verdicts.pop("background helps") == "holds"
+    assert set(verdicts.values()) == {"does not hold"}
+
+
+def test_claims_without_records_name_the_command(here, capsys):
+    verdicts = judged(here, {})
+    assert [v for v in verdicts.values() if v != "not measured"] == ["holds for the decision"]
+    assert "deepsimplex paper radius" in capsys.readouterr().out

@@ -138,6 +138,16 @@ def dam(
 
 
 @paper_app.command()
+def claims(
+    quick: Quick = False, device: Device = "auto", out: Out = RUNS, results: Results = None,
+) -> None:  # fmt: skip
+    """Every claim of the paper: holds, holds only with …, does not hold; from the records."""
+    from deepsimplex.paper import claims as study
+
+    study.claims(_request(quick, device, None, out, results, None, 1, None))
+
+
+@paper_app.command()
 def readme(
     check: Annotated[bool, typer.Option("--check", help="Only say whether it is so.")] = False,
     results: Annotated[Path, typer.Option(help="Folder of the records.")] = Path("results"),

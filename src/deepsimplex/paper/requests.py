@@ -38,11 +38,11 @@ class Request:
     began: float = dataclasses.field(default_factory=time.perf_counter)
 
     def runs(self, name: str) -> Path:
-        return self.out / self._named(name)
+        return self.out / self.named(name)
 
     def record(self, name: str, content: dict[str, Any]) -> Path:
         """Write results/paper-NAME.json: the content with its birth certificate."""
-        path = self.results / f"paper-{self._named(name)}.json"
+        path = self.results / f"paper-{self.named(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {
             "command": " ".join(["deepsimplex", *sys.argv[1:]]),
@@ -61,11 +61,11 @@ class Request:
         import matplotlib as mpl
 
         self.figures.mkdir(parents=True, exist_ok=True)
-        stem = self.figures / self._named(name)
+        stem = self.figures / self.named(name)
         with mpl.rc_context({"svg.hashsalt": "deepsimplex"}):
             figure.savefig(stem.with_suffix(".svg"), bbox_inches="tight", metadata={"Date": None})
             figure.savefig(stem.with_suffix(".png"), bbox_inches="tight", dpi=150)
         console.print(f"Figure: {stem}.svg, .png")
 
-    def _named(self, name: str) -> str:
+    def named(self, name: str) -> str:
         return f"{name}-quick" if self.quick else name

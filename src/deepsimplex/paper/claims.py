@@ -1,0 +1,218 @@
+"""`claims`: what the paper says of its method, and what our records say of that.
+
+Each claim is judged from numbers in results/, by a rule that stands in its docstring; a claim
+whose record is missing names the command that makes it. Differences are called so only where 0
+lies outside Student's 95 % interval of paired values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepsimplex.paper.requests import Request
+from deepsimplex.simplex import Simplex, dot_products, squared_distances
+from deepsimplex.terminal import table
+
+Records = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    verdict: str  # holds / holds only with … / does not hold / not measured
+    because: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    says: str
+    needs: tuple[str, ...]  # records, which are also the commands that make them
+    judge: Callable[[Records], Judgement]
+
+
+def claims(request: Request) -> dict[str, Any]:
+    """Print every claim with its verdict and the record behind it."""
+    records = {name: _read(request.results, request.named(name)) for name in RECORDS}
+    found: list[dict[str, Any]] = []
+    for claim in CLAIMS:
+        missing = [name for name in claim.needs if records[name] is None]
+        if missing:
+            command = ", ".join(f"deepsimplex paper {name}" for name in missing)
+            judged = Judgement("not measured", f"run {command}")
+        else:
+            judged = claim.judge(records)
+        found.append(
+            {
+                "claim": claim.says,
+                "verdict": judged.verdict,
+                "because": judged.because,
+                "records": [f"paper-{name}.json" for name in claim.needs],
+            }
+        )
+    rows = [[f["claim"], f["verdict"], f["because"]] for f in found]
+    table("The paper's claims", ("claim", "verdict", "because"), rows)
+    content = {"claims": found}
+    request.record("claims", content)
+    return content
+
+
+def _read(results: Path, name: str) -> Any:
+    path = results / f"paper-{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def clear(differences: np.ndarray) -> int:
+    """+1 or −1 where the mean difference is clear, else 0."""
+    from scipy.special import stdtrit
+
+    n = len(differences)
+    if n < 2:
+        return 0
+    bound = stdtrit(n - 1, 0.975) * differences.std(ddof=1) / math.sqrt(n)
+    return int(np.sign(differences.mean())) if abs(differences.mean()) > bound else 0
+
+
+def no_parameter(records: Records) -> Judgement:
+    """Holds if eq. 4 as printed trains at every radius and its accuracies lie within a point."""
+    cells = records["radius"]["cells"]["literal"]
+    gone = [u for u, cell in cells.items() if cell["accuracy"] is None]
+    means = [100 * cell["accuracy"]["mean"] for cell in cells.values() if cell["accuracy"]]
+    if not gone and max(means) - min(means) <= 1:
+        return Judgement("holds", f"{min(means):.1f} to {max(means):.1f} % at every u")
+    told = f"as printed: diverged at u = {', '.join(gone)}" if gone else "as printed"
+    if means:
+        told += f"; {min(means):.1f} to {max(means):.1f} % where it trained"
+    return Judgement(
+        "holds only with the loss at unit radius", told + "; there u is a unit of length"
+    )
+
+
+def agreement(records: Records) -> Judgement:
+    """An identity: all centres have one norm. Tried on random features all the same."""
+    generator = torch.Generator().manual_seed(0)
+    simplex = Simplex(10, 9)
+    features = torch.randn(100_000, 9, generator=generator, dtype=torch.float64)
+    nearest = squared_distances(simplex, features).argmin(1)
+    highest = dot_products(simplex, features).argmax(1)
+    differing = int((nearest != highest).sum())
+    verdict = "holds" if differing == 0 else "does not hold"
+    return Judgement(
+        f"{verdict} for the decision",
+        f"{differing} of 100 000 random features decided differently; the scores do differ",
+    )
+
+
+def compact(records: Records) -> Judgement:
+    """Holds if eq. 4 has the smallest spread of the three losses on test images."""
+    spreads = {k: v["test_spread"] for k, v in records["embeddings"]["losses"].items()}
+    told = ", ".join(f"{k} {v:.2f}" for k, v in sorted(spreads.items(), key=lambda x: x[1]))
+    best = min(spreads, key=lambda k: spreads[k])
+    return Judgement("holds" if best == "eq. 4" else "does not hold", f"spread on test: {told}")
+
+
+def imbalance(records: Records) -> Judgement:
+    """Holds if the cut class clearly loses less under eq. 4 than under softmax."""
+    lost = records["imbalance"]["lost"]
+    less = np.array(lost["softmax"]) - np.array(lost["eq. 4"])
+    words = {1: "holds", 0: "does not hold", -1: "does not hold"}
+    return Judgement(
+        words[clear(less)],
+        f"the cut class loses {100 * np.mean(lost['eq. 4']):.1f} points, under softmax "
+        f"{100 * np.mean(lost['softmax']):.1f}, {len(less)} seeds",
+    )
+
+
+def semantic(records: Records) -> Judgement:
+    """Holds if each of the four pairs is found in at least four of five seeds."""
+    record = records["semantic"]
+    wanted = record["published"]["nearest"]
+    counts = {}
+    for title, seeds in record["methods"].items():
+        counts[title] = {
+            u: sum(s["nearest"][u] == near for s in seeds) for u, near in wanted.items()
+        }
+    ours, n = counts["DSC"], len(record["methods"]["DSC"])
+    good = all(count >= 0.8 * n for count in ours.values())
+    told = "; ".join(
+        f"{title}: " + ", ".join(f"{u} {c} of {n}" for u, c in found.items())
+        for title, found in counts.items()
+    )
+    return Judgement("holds" if good else "does not hold", told)
+
+
+def _aurocs(records: Records, row: str, background: str) -> dict[str, np.ndarray]:
+    return {
+        cell["column"]: 100 * np.array(cell["auroc"]["values"])
+        for cell in records["table1"]["cells"]
+        if cell["row"] == row and cell["background"] == background
+    }
+
+
+def _compared(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[list[int], str]:
+    shared = [c for c in ours if c in theirs]
+    signs = [clear(ours[c] - theirs[c]) for c in shared]
+    told = ", ".join(f"{c} {ours[c].mean():.1f} against {theirs[c].mean():.1f}" for c in shared)
+    return signs, told
+
+
+def better(records: Records) -> Judgement:
+    """Eq. 4 without background against softmax by its max logit, on every column."""
+    softmax = _aurocs(records, "softmax", "none")
+    signs, told = _compared(_aurocs(records, "eq. 4", "none"), softmax)
+    if signs and all(sign > 0 for sign in signs):
+        return Judgement("holds", told)
+    with_background, more = _compared(_aurocs(records, "eq. 4", "cifar100"), softmax)
+    if with_background and all(sign > 0 for sign in with_background):
+        return Judgement("holds only with a background set", f"without: {told}; with: {more}")
+    return Judgement("does not hold", told)
+
+
+def background(records: Records) -> Judgement:
+    """Eq. 4 with a background set against eq. 4 without, on every column."""
+    plain = _aurocs(records, "eq. 4", "none")
+    signs, told = _compared(_aurocs(records, "eq. 4", "cifar100"), plain)
+    good = bool(signs) and all(sign > 0 for sign in signs)
+    return Judgement("holds" if good else "does not hold", told)
+
+
+def radius(records: Records) -> Judgement:
+    """Holds if eq. 4 as printed, gradients clipped, stays within a point from u = 32 to 200."""
+    cells = records["radius"]["cells"]["literal-clipped"]
+    means = {u: cells[u]["accuracy"] for u in ("32", "64", "100", "150", "200")}
+    if any(cell is None for cell in means.values()):
+        return Judgement("does not hold", "diverged at some u even with clipped gradients")
+    values = [100 * cell["mean"] for cell in means.values() if cell]
+    told = f"{min(values):.1f} to {max(values):.1f} % from u = 32 to 200, clipped"
+    return Judgement("holds" if max(values) - min(values) <= 1 else "does not hold", told)
+
+
+def closed_set(records: Records) -> Judgement:
+    """Eq. 4's accuracy clearly above softmax's on every set of table 2."""
+    signs, told = [], []
+    for column, cell in records["table2"]["cells"].items():
+        ours, theirs = (np.array(cell["accuracy"][m]["values"]) for m in ("dsc", "softmax"))
+        signs.append(clear(ours - theirs))
+        told.append(f"{column} {100 * ours.mean():.1f} against {100 * theirs.mean():.1f}")
+    good = bool(signs) and all(sign > 0 for sign in signs)
+    return Judgement("holds" if good else "does not hold", ", ".join(told))
+
+
+CLAIMS = (
+    Claim("no hyper-parameter", ("radius",), no_parameter),
+    Claim("Euclid and cosine agree", (), agreement),
+    Claim("compact classes", ("embeddings",), compact),
+    Claim("robust to imbalance", ("imbalance",), imbalance),
+    Claim("semantic embeddings of unseen classes", ("semantic",), semantic),
+    Claim("better than softmax, open set", ("table1",), better),
+    Claim("better than softmax, closed set", ("table2",), closed_set),
+    Claim("background helps", ("table1",), background),
+    Claim("the radius matters little", ("radius",), radius),
+)
+RECORDS = ("table1", "table2", "radius", "embeddings", "imbalance", "semantic")
