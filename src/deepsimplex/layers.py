@@ -164,7 +164,12 @@ def plain() -> Iterator[None]:
 
 @functools.cache
 def _found() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    """Triton, and GPUs of the kind the kernels were written for (Ampere and later)."""
+    return (
+        importlib.util.find_spec("triton") is not None
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (8, 0)
+    )
 
 
 def _fused(x: Tensor) -> bool:

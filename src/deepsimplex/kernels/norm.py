@@ -265,6 +265,17 @@ def _plan(x: Tensor, ahead: bool) -> tuple[tuple[int, int], int, dict[str, int]]
     block_m = (8192 if ahead else 16384) // block_c
     tiles = triton.cdiv(rows, block_m)
     share = triton.cdiv(tiles, max(1, PROGRAMS // columns)) * block_m
-    stages = (4 if x.element_size() == 2 else 2) if ahead else 1  # as shared memory allows
+    stages = _stages(x, block_m * block_c) if ahead else 1
     blocks = {"BLOCK_M": block_m, "BLOCK_C": block_c, "STAGES": stages}
     return (triton.cdiv(rows, share), columns), share, blocks
+
+
+def _stages(x: Tensor, tile: int) -> int:
+    """Loads in flight, four at most, that the multiprocessor's shared memory has room for.
+
+    The gradient of a dropped map loads the most: two tiles of maps and one of float32.
+    """
+    if not x.is_cuda:
+        return 1
+    room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+    return max(1, min(4, 1 + (room - 2048) // (tile * (2 * x.element_size() + 4))))

@@ -39,7 +39,7 @@ def table1(
     rows: Rows = None, trials: Trials = 5, device: Device = "auto", data_root: Root = None,
     out: Out = RUNS, results: Results = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Open-set AUROC, six benchmarks, both tracks (the paper's Table 1)."""
+    """Open-set AUROC on six benchmarks (table 1)."""
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
@@ -52,7 +52,7 @@ def closed(
     rows: Rows = None, trials: Trials = 5, device: Device = "auto", data_root: Root = None,
     out: Out = RUNS, results: Results = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Closed-set accuracies of table1's runs (the paper's appendix)."""
+    """Closed-set accuracies of the same runs (appendix)."""
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
@@ -64,7 +64,7 @@ def table2(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, seeds: Seeds = 3, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Closed set with ResNet-18: MNIST, CIFAR-10, CIFAR-100 (the paper's Table 2)."""
+    """Closed-set accuracies with ResNet-18 (table 2)."""
     from deepsimplex.paper import closedset
 
     closedset.table2(_request(quick, device, data_root, out, results, None, seeds, epochs))
@@ -75,7 +75,7 @@ def radius(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, figures: Figures = None, seeds: Seeds = 1, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Accuracy against the radius u: eq. 4 as printed, and at unit radius (appendix)."""
+    """Accuracy against the radius u (appendix)."""
     from deepsimplex.paper import radius as study
 
     study.radius(_request(quick, device, data_root, out, results, figures, seeds, epochs))
@@ -86,7 +86,7 @@ def simplex(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Trained features at their vertices in 1, 2 and 3 dimensions (Fig. 1)."""
+    """Features at 2, 3 and 4 vertices (figure 1)."""
     from deepsimplex.paper import drawings
 
     drawings.simplex(_request(quick, device, data_root, out, results, figures, 1, epochs))
@@ -97,7 +97,7 @@ def embeddings(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """2-D features under eqs. 4, 6 and 7 (Fig. 3)."""
+    """Planar features under three losses (figure 3)."""
     from deepsimplex.paper import drawings
 
     drawings.embeddings(_request(quick, device, data_root, out, results, figures, 1, epochs))
@@ -119,7 +119,7 @@ def semantic(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, figures: Figures = None, seeds: Seeds = 5, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Distances between classes, four of them unseen (Fig. 4)."""
+    """Distances between classes, four unseen (figure 4)."""
     from deepsimplex.paper import semantic as study
 
     study.semantic(_request(quick, device, data_root, out, results, figures, seeds, epochs))
@@ -130,7 +130,7 @@ def dam(
     quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
     results: Results = None, figures: Figures = None, seeds: Seeds = 5, epochs: Epochs = None,
 ) -> None:  # fmt: skip
-    """Ways past d < C−1: DAM, a linear layer, a bottleneck, doubled, unpooled (Fig. 2)."""
+    """Ways past d < C−1, DAM among them (figure 2)."""
     from deepsimplex.paper import dam as study
 
     few = min(seeds, 2) if quick else seeds
@@ -141,7 +141,7 @@ def dam(
 def claims(
     quick: Quick = False, device: Device = "auto", out: Out = RUNS, results: Results = None,
 ) -> None:  # fmt: skip
-    """Every claim of the paper: holds, holds only with …, does not hold; from the records."""
+    """Every claim, judged from the records."""
     from deepsimplex.paper import claims as study
 
     study.claims(_request(quick, device, None, out, results, None, 1, None))
