@@ -7,6 +7,7 @@ this takes 8.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -277,5 +278,12 @@ def _stages(x: Tensor, tile: int) -> int:
     """
     if not x.is_cuda:
         return 1
-    room = torch.cuda.get_device_properties(x.device).shared_memory_per_block_optin
+    room = _shared_memory(x.device.index or 0)
     return max(1, min(4, 1 + (room - 2048) // (tile * (2 * x.element_size() + 4))))
+
+
+@functools.cache
+def _shared_memory(index: int) -> int:
+    """Bytes that a program may ask for."""
+    found = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(found["max_shared_mem"])
