@@ -225,6 +225,18 @@ def test_the_callers_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_every_step_and_epoch_has_a_seed_of_its_own(monkeypatch):
+    seeds, orders = [], []
+    monkeypatch.setattr(engine, "seed", lambda device, value: seeds.append(value))
+    monkeypatch.setattr(
+        "deepsimplex.batches.mix", lambda *parts: orders.append(engine.mix(*parts)) or orders[-1]
+    )
+    train(fresh(), data(), RECIPE, device="cpu")
+    assert len(seeds) == len(set(seeds)) == 4 * 3 + 2 * 3 + 1  # steps, and the last pass
+    assert len(set(orders)) == 4 + 2
+    assert not set(seeds) & set(orders)
+
+
 def test_the_seed_decides(uninterrupted):
     method = fresh()
     train(method, data(), RECIPE, device="cpu")

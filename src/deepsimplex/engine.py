@@ -104,7 +104,7 @@ def training(
             now.begin(place)
             for turn in range(place.step, now.feed.steps):
                 now.feed.fetch(turn)
-                seed(where, mix(recipe.seed, number, 1 + place.epoch * now.feed.steps + turn))
+                seed(where, mix(recipe.seed, number, place.epoch, turn))
                 step()
                 place = Place(number, place.epoch, turn + 1)
                 asked = keeper.stopping() if keeper else None
@@ -127,7 +127,7 @@ def training(
         now.clear()
         if stage.finish is not None:
             method.eval()
-            seed(where, mix(recipe.seed, number, 0))
+            seed(where, mix(recipe.seed, number, stage.epochs, 0))
             with torch.no_grad():
                 stage.finish(lambda: passes(data))
         place = Place(number + 1)
