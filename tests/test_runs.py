@@ -165,6 +165,24 @@ def test_a_second_signal_acts_at_once(tmp_path, restored_sigint):
     run.__exit__(KeyboardInterrupt, None, None)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_signal_reaches_every_open_run(tmp_path, first):
+    """Trainings side by side: whichever ends first, the others still hear, and all is put back."""
+    before = signal.getsignal(signal.SIGTERM)
+    runs = [Run(tmp_path / name, Recipe(), {}) for name in "ab"]
+    for run in runs:
+        run.__enter__()
+    signal.raise_signal(signal.SIGTERM)
+    assert [run.stopping() for run in runs] == [signal.SIGTERM] * 2
+    for run in (runs[first], runs[1 - first]):
+        with pytest.raises(Stopped):
+            run.__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGTERM) == before
+    with Run(tmp_path / "c", Recipe(), {}) as later, Run(tmp_path / "d", Recipe(), {}) as last:
+        assert (later.stopping(), last.stopping()) == (None, None)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_the_environment_says_what_a_number_depends_on():
     record = environment(torch.device("cpu"))
     assert record["torch"] == torch.__version__
