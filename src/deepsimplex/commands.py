@@ -65,15 +65,13 @@ def train(
     if not str(out).strip("."):
         raise DeepSimplexError("--out as a folder of its own", repr(str(out)), "e.g. runs/first")
     given = _material(source, known, size, on_bad, background)
-    images, labels, classes, extra = given.images, given.labels, given.classes, given.background
+    images, labels, classes = given.images, given.labels, given.classes
     shape = tuple(images.shape[1:])
-    recipe = dataclasses.replace(
-        default_recipe(method, shape, seed, len(labels)),
-        settings=settings_for(method, settings),
-        **{name: value for name, value in recipe_changes.items() if value is not None},
-    )
-    if freeze and recipe_changes["augment"] is None:
-        recipe = dataclasses.replace(recipe, augment="none")
+    changes = {name: value for name, value in recipe_changes.items() if value is not None}
+    if freeze:  # its features are computed once
+        changes = {"augment": "none"} | changes
+    changes["settings"] = settings_for(method, settings)
+    recipe = dataclasses.replace(default_recipe(method, shape, seed, len(labels)), **changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     given.describe(len(training_part), len(held))
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
@@ -82,7 +80,7 @@ def train(
     cache = data_root() / "features" if freeze else None
     check_pretrained(images, recipe, weights, freeze, cache)
     asked = {"source": given.whole.source, "known": list(classes), **promise}
-    asked["fingerprint"] = fingerprint(images, labels, extra)
+    asked["fingerprint"] = fingerprint(images, labels, given.background)
     if weights is not None:
         asked["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
     asked["freeze"] = freeze
@@ -100,7 +98,7 @@ def train(
                 classes,
                 recipe,
                 **promise,
-                background=extra,
+                background=given.background,
                 calibration=images[held],
                 weights=weights,
                 freeze=freeze,

@@ -26,6 +26,11 @@ WARM_UP = 3
 """Steps taken before one is captured: libraries choose their kernels, optimisers their state."""
 
 
+def side_by_side(device: torch.device) -> int:
+    """How many trainings to run at once: one small net does not fill a GPU."""
+    return 5 if device.type == "cuda" else 1
+
+
 def drive(
     jobs: Iterable[Generator[None, None, T]],
     device: torch.device,

@@ -1,7 +1,7 @@
 """Pieces of a network that PyTorch does in several passes over memory and a GPU can do in fewer.
 
 Each is a plain expression; in training on a GPU, where Triton is there and the data is
-channels-last, the same value comes from a fused kernel (kernels.py).
+channels-last, the same value comes from a fused kernel (kernels/).
 """
 
 from __future__ import annotations

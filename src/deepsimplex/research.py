@@ -29,15 +29,13 @@ from deepsimplex.data.protocols import (
 from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.lanes import drive
+from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
 from deepsimplex.runs import environment, write_atomically, write_json
 from deepsimplex.terminal import console, table, training
 
 KEEP = 0.95
-AT_ONCE = 5
-"""Trainings side by side on a GPU, which one small net does not fill."""
 
 
 def compare(
@@ -60,7 +58,7 @@ def compare(
     for method in methods:
         method_row(method)
     where = pick_device(device)
-    at_once = at_once or (AT_ONCE if where.type == "cuda" else 1)
+    at_once = at_once or side_by_side(where)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed)
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}

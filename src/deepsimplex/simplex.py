@@ -287,7 +287,10 @@ def _coordinates(
     sign = 1 - 2 * negative.to(like.dtype)
 
     def parts(at_first: float, otherwise: float) -> tuple[Tensor, Tensor]:
-        (fh, fl), (oh, ol) = _split(at_first, like.dtype), _split(otherwise, like.dtype)
+        (fh, fl), (oh, ol) = (
+            split_constant(at_first, like.dtype),
+            split_constant(otherwise, like.dtype),
+        )
         high = torch.full_like(sign, oh).masked_fill(is_first, fh) * sign
         low = torch.full_like(sign, ol).masked_fill(is_first, fl) * sign
         return high, low
@@ -296,7 +299,7 @@ def _coordinates(
     return ((base - 1).clamp_min(0), *rest, *own)
 
 
-def _split(value: float, dtype: torch.dtype) -> tuple[float, float]:
+def split_constant(value: float, dtype: torch.dtype = torch.float32) -> tuple[float, float]:
     """value = high + low with high exact in `dtype`."""
     if dtype == torch.float64:
         return value, 0.0

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ from deepsimplex.bench.timing import (
 )
 from deepsimplex.engine import pick_device
 from deepsimplex.losses import simplex_loss
-from deepsimplex.simplex import Simplex, constants, wide
+from deepsimplex.simplex import Simplex, constants, split_constant, wide
 from deepsimplex.terminal import console, table
 
 SEED, BATCH, WIDTH = 0, 128, 128
@@ -50,6 +49,7 @@ LARGEST_ON_CPU = 10_000
 # The kernel has earned its place if it beats the compiled formula by GAIN from MANY classes on.
 GAIN, MANY = 1.3, 10_000
 
+Criterion = Callable[[Tensor], Tensor]
 HEAD, ALONE = "with head", "loss alone"
 SIMPLEX, COMPILED, KERNEL = "simplex", "simplex, compiled", "simplex, kernel"
 
@@ -128,93 +128,80 @@ def measure(setting: Setting, repeats: int) -> dict[tuple[str, str], Measured]:
     return {key: found[" ".join(key)] for key in calls}
 
 
-def variants(setting: Setting) -> dict[tuple[str, str], Callable[[], object]]:
-    """{(group, variant): forward + backward}; nothing is allocated before the first call."""
-    C, device, half = setting.classes, setting.device, setting.half
-    simplex = Simplex(C, C - 1)
-    generator = torch.Generator().manual_seed(SEED)
-    labels = torch.randint(C, (setting.batch,), generator=generator).to(device)
-    x = torch.randn(setting.batch, setting.width, generator=generator).to(device).requires_grad_()
+class Problem:
+    """Features, labels and heads of a setting, made when first asked for."""
 
-    @functools.cache
-    def head(outputs: int) -> nn.Linear:
-        return nn.Linear(setting.width, outputs, device=device)
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        generator = torch.Generator().manual_seed(SEED)
+        size, device = (setting.batch, setting.width), setting.device
+        self.labels = torch.randint(setting.classes, size[:1], generator=generator).to(device)
+        self.x = torch.randn(size, generator=generator).to(device).requires_grad_()
+        self.head = functools.cache(lambda outputs: nn.Linear(size[1], outputs, device=device))
+        self.given = functools.cache(self._given)
 
-    @functools.cache
-    def given(outputs: int) -> Tensor:
-        f = torch.randn(setting.batch, outputs, device=device) / outputs**0.5
-        return (f.bfloat16() if half else f).requires_grad_()
+    def _given(self, outputs: int) -> Tensor:
+        f = torch.randn(self.setting.batch, outputs, device=self.setting.device) / outputs**0.5
+        return (f.bfloat16() if self.setting.half else f).requires_grad_()
 
-    def room(copies: int, heads: int) -> None:
-        claim(4 * C * (copies * setting.batch + heads * setting.width), device)
+    def room(self, copies: int, heads: int) -> None:
+        """Claim memory for so many (n, C) arrays and (d, C) heads before taking it."""
+        each = copies * self.setting.batch + heads * self.setting.width
+        claim(4 * self.setting.classes * each, self.setting.device)
 
-    def leave_out(compiled: bool) -> None:
-        if compiled and not setting.compiled:
-            raise Unavailable("left out by --quick")
-
-    def step(forward: Callable[[], Tensor], inputs: list[Tensor]) -> Callable[[], object]:
+    def step(self, forward: Callable[[], Tensor], inputs: list[Tensor]) -> Callable[[], object]:
         def once() -> object:
-            with setting.autocast():
+            with self.setting.autocast():
                 value = forward()
             return torch.autograd.grad(value, inputs)
 
         return once
 
-    def with_head(outputs: int, criterion: Callable[[Tensor], Tensor], compiled: bool) -> Prepared:
+    def call(self, outputs: int, criterion: Criterion, compiled: bool, head: bool) -> Prepared:
+        """criterion(head(x)), or criterion(given features); forward + backward."""
+
+        def with_head(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            return criterion(F.linear(x, weight, bias))
+
         def build() -> Callable[[], object]:
-            leave_out(compiled)
-            room(copies=4, heads=3)
-            layer = head(outputs)
-
-            def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-                return criterion(F.linear(x, weight, bias))
-
+            if compiled and not self.setting.compiled:
+                raise Unavailable("left out by --quick")
+            self.room(copies=4 if head else 5, heads=3 if head else 0)
+            layer = self.head(outputs) if head else None
+            inputs = [self.given(outputs)] if layer is None else [self.x, layer.weight, layer.bias]
+            forward: Callable[..., Tensor] = with_head if head else criterion
             run = compile_(forward) if compiled else forward
-            inputs = [x, layer.weight, layer.bias]
-            return step(lambda: run(*inputs), inputs)
+            return self.step(lambda: run(*inputs), inputs)
 
         return Prepared(build, "does not compile here" if compiled else None)
 
-    def alone(outputs: int, criterion: Callable[[Tensor], Tensor], compiled: bool) -> Prepared:
-        def build() -> Callable[[], object]:
-            leave_out(compiled)
-            room(copies=5, heads=0)
-            f = given(outputs)
-            run = compile_(criterion) if compiled else criterion
-            return step(lambda: run(f), [f])
-
-        return Prepared(build, "does not compile here" if compiled else None)
-
-    def plain(f: Tensor) -> Tensor:
-        return simplex_loss(simplex, f, labels, check=False)
-
-    def formula(f: Tensor) -> Tensor:
-        return fusible_simplex_loss(simplex, f, labels)
-
-    def kernel(f: Tensor) -> Tensor:
-        return kernel_loss(simplex, f, labels)
-
-    def cross_entropy(logits: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels)
-
-    def arcface() -> Callable[[], object]:
+    def arcface(self) -> Callable[[], object]:
         criterion_class = arcface_class()
-        room(copies=10, heads=3)
-        criterion = criterion_class(num_classes=C, embedding_size=setting.width).to(device)
-        return step(lambda: criterion(x, labels), [x, *criterion.parameters()])
+        self.room(copies=10, heads=3)
+        made = criterion_class(num_classes=self.setting.classes, embedding_size=self.setting.width)
+        criterion = made.to(self.setting.device)
+        return self.step(lambda: criterion(self.x, self.labels), [self.x, *criterion.parameters()])
 
-    return {
-        (HEAD, SIMPLEX): with_head(C - 1, plain, False),
-        (HEAD, COMPILED): with_head(C - 1, formula, True),
-        (HEAD, KERNEL): with_head(C - 1, kernel, False),
-        (HEAD, "cross-entropy"): with_head(C, cross_entropy, False),
-        (HEAD, "cross-entropy, compiled"): with_head(C, cross_entropy, True),
-        (HEAD, "ArcFace"): Prepared(arcface, "fails"),
-        (ALONE, SIMPLEX): alone(C - 1, plain, False),
-        (ALONE, COMPILED): alone(C - 1, formula, True),
-        (ALONE, KERNEL): alone(C - 1, kernel, False),
-        (ALONE, "cross-entropy"): alone(C, cross_entropy, False),
+
+def variants(setting: Setting) -> dict[tuple[str, str], Callable[[], object]]:
+    """{(group, variant): forward + backward}; nothing is allocated before the first call."""
+    C = setting.classes
+    simplex, problem = Simplex(C, C - 1), Problem(setting)
+    y = problem.labels
+    criteria: dict[str, tuple[int, Criterion, bool]] = {
+        SIMPLEX: (C - 1, lambda f: simplex_loss(simplex, f, y, check=False), False),
+        COMPILED: (C - 1, lambda f: fusible_simplex_loss(simplex, f, y), True),
+        KERNEL: (C - 1, lambda f: kernel_loss(simplex, f, y), False),
+        "cross-entropy": (C, lambda z: F.cross_entropy(z, y), False),
+        "cross-entropy, compiled": (C, lambda z: F.cross_entropy(z, y), True),
     }
+    found: dict[tuple[str, str], Callable[[], object]] = {}
+    for name, way in criteria.items():
+        found[HEAD, name] = problem.call(*way, head=True)
+    found[HEAD, "ArcFace"] = Prepared(problem.arcface, "fails")
+    for name in (SIMPLEX, COMPILED, KERNEL, "cross-entropy"):
+        found[ALONE, name] = problem.call(*criteria[name], head=False)
+    return found
 
 
 def fusible_simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> Tensor:
@@ -230,7 +217,7 @@ def fusible_simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> 
     high, low = (
         torch.where(is_first, at_first, torch.where(is_own, own, rest))
         for at_first, own, rest in zip(
-            _halves(first), _halves(kappa + eta), _halves(kappa), strict=True
+            split_constant(first), split_constant(kappa + eta), split_constant(kappa), strict=True
         )
     )
     return ((f - high) - low).square().sum(1).mean()
@@ -290,12 +277,6 @@ def verdict(gains: list[dict[str, Any]]) -> str:
     )
     word = "beats" if least >= GAIN else "does not beat"
     return f"Fused kernel: {word} the compiled formula by {GAIN}× at C ≥ {MANY:,}: {cells}."
-
-
-def _halves(value: float) -> tuple[float, float]:
-    """value = high + low with high exact in float32, as simplex.own_squared_distance has it."""
-    high = float(np.float32(value))
-    return high, value - high
 
 
 def _print(rows: list[dict[str, Any]], setting: Setting) -> None:

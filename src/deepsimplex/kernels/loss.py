@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.simplex import Simplex, check_shapes, constants
+from deepsimplex.simplex import Simplex, check_shapes, constants, split_constant
 
 BLOCK = 4096
 WARPS = 8
@@ -100,7 +99,7 @@ class _SimplexLoss(torch.autograd.Function):
         blocks = triton.cdiv(total, block)
         partial = torch.empty(blocks, device=f.device)
         first, kappa, eta = constants(simplex.vertices)
-        parts = [x for value in (first, kappa, kappa + eta) for x in _halves(value)]
+        parts = [x for value in (first, kappa, kappa + eta) for x in split_constant(value)]
         _loss[(blocks,)](
             f, labels, gradient, partial, total, n, dim, simplex.span, simplex.vertices,
             1 / n, 2 / n, *parts,
@@ -145,9 +144,3 @@ def simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> Tensor:
     if len(features) == 0:
         raise DeepSimplexError("at least 1 sample", "an empty batch", "drop empty batches")
     return _SimplexLoss.apply(features, labels.contiguous(), simplex)
-
-
-def _halves(value: float) -> tuple[float, float]:
-    """value = high + low with high exact in float32, as simplex.own_squared_distance has it."""
-    high = float(np.float32(value))
-    return high, value - high

@@ -17,15 +17,13 @@ from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.lanes import drive
+from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import method_row, settings_for
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
+from deepsimplex.research import KEEP
 from deepsimplex.terminal import console, table, training
-
-KEEP = 0.95
-AT_ONCE = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +126,7 @@ Found = dict[tuple[str, str, str], list[dict[str, Any]]]
 def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
     """Records of all trials that can be run here, and why the others cannot."""
     where = pick_device(request.device)
-    at_once = AT_ONCE if where.type == "cuda" else 1
+    at_once = side_by_side(where)
     found: Found = {}
     missing: dict[str, str] = {}
     possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]

@@ -21,13 +21,11 @@ from deepsimplex import engine
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.errors import NonFiniteLossError
 from deepsimplex.fitting import fitting
-from deepsimplex.lanes import drive
+from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods.dsc import DSC
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
 from deepsimplex.terminal import training
-
-AT_ONCE = 5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,10 +63,9 @@ def conduct(
 ) -> list[Outcome]:
     """Every study's outcome, in order; those that were done before are read back."""
     where = engine.pick_device(device)
-    at_once = AT_ONCE if where.type == "cuda" else 1
     with training(title, trainings=len(studies)) as begin:
         jobs = (_one(study, folder / study.name, where, begin(study.name)) for study in studies)
-        return drive(jobs, where, at_once=at_once)
+        return drive(jobs, where, at_once=side_by_side(where))
 
 
 def _one(
