@@ -10,7 +10,9 @@ from deepsimplex.data.randaugment import randaugment
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.layers import has_triton
 
-AUGMENTS = ("none", "crop", "flip", "crop+flip", "rand+crop", "rand+crop+flip")
+AUGMENTS = (
+    "none", "crop", "flip", "crop+flip", "rand", "rand+crop", "rand+flip", "rand+crop+flip",
+)  # fmt: skip
 """Window of the padded image, mirror, one random operation (randaugment.py) before them."""
 
 
