@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Generator
@@ -187,30 +186,52 @@ def main() -> None:
         split_trial(data, fold, name=f"choose/{n}", seed=n, background=extra, calibration=0.01)
         for n, fold in enumerate(folds)
     ]
+    done: list[dict[str, Any]] = []
+
+    def kept(work: Generator[None, None, dict[str, Any]]) -> Generator[None, None, None]:
+        done.append((yield from work))
+
     jobs = (
-        job(c, t, n, about.augment, args.epochs, where) for c in names for n, t in enumerate(trials)
+        kept(job(c, t, n, about.augment, args.epochs, where))
+        for c in names
+        for n, t in enumerate(trials)
     )
     began = time.perf_counter()
-    records = drive(jobs, where, at_once=args.at_once)
+    try:
+        drive(jobs, where, at_once=args.at_once)
+    finally:  # what was found is not lost with what fails
+        show(args, names, done, time.perf_counter() - began, where)
+
+
+def show(
+    args: argparse.Namespace,
+    names: list[str],
+    records: list[dict[str, Any]],
+    seconds: float,
+    where: torch.device,
+) -> None:
     table = {}
     for name in names:
         mine = [r for r in records if r["candidate"] == name]
+        if not mine:
+            continue
         scores = {s: statistics.mean(r["auroc"][s] for r in mine) for s in mine[0]["auroc"]}
         accuracy = statistics.mean(r["accuracy"] for r in mine)
-        table[name] = {"accuracy": accuracy, "auroc": scores}
+        table[name] = {"folds": len(mine), "accuracy": accuracy, "auroc": scores}
         best = sorted(scores.items(), key=lambda item: -item[1])[:6]
         line = "  ".join(f"{s} {100 * v:.2f}" for s, v in best)
         own = next(iter(scores))
         print(f"{name:14} acc {100 * accuracy:.2f}  {own} {100 * scores[own]:.2f} | {line}")
-    print(f"{time.perf_counter() - began:.0f} s")
+    print(f"{seconds:.0f} s")
     if args.json:
         record = {
             "command": f"python benchmarks/choose.py --data-root DATA --benchmark "
-            f"{args.benchmark} --epochs {args.epochs} "
-            f"--folds {args.folds} --split {args.split} --only {','.join(names)}",
+            f"{args.benchmark} --epochs {args.epochs} --folds {args.folds} "
+            f"--split {args.split} --only '{','.join(names)}'",
             "environment": environment(where),
+            "seconds": seconds,
             "means": table,
-            "records": json.loads(json.dumps(records)),
+            "records": records,
         }
         write_json(args.json, record)
 

@@ -254,11 +254,11 @@ def test_variants_that_cannot_run_say_why(monkeypatch):
     def no_compiler(function):
         raise RuntimeError("no C++ compiler found")
 
-    def no_room(simplex, features, labels, check):
+    def no_room(simplex, features, labels):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(losses, "compile_", no_compiler)
-    monkeypatch.setattr(losses, "simplex_loss", no_room)
+    monkeypatch.setattr(losses, "own_squared_distance", no_room)
     setting = losses.Setting(12, CPU, batch=4, width=3)
     said = {key: measured.failed for key, measured in losses.measure(setting, 5).items()}
     assert said["with head", "simplex"] == said["loss alone", "simplex"] == "out of memory"
@@ -328,7 +328,7 @@ class TestKernel:
         labels[0] = 0
         f = (torch.randn(n, dim, device="cuda") / dim**0.5).to(dtype)
         ours, true = f.clone().requires_grad_(), f.double().requires_grad_()
-        value = kernel.simplex_loss(simplex, ours, labels)
+        value = kernel.fused_simplex_loss(simplex, ours, labels)
         expected = plain.simplex_loss(simplex, true, labels)
         (upstream * value).backward()
         (upstream * expected).backward()
@@ -349,18 +349,27 @@ class TestKernel:
         step *= 1e-3 / step.norm(dim=1, keepdim=True)
         f = (centres(simplex, labels, torch.float64) + step).float()
         true = plain.simplex_loss(simplex, f.double(), labels).item()
-        assert kernel.simplex_loss(simplex, f, labels).item() == pytest.approx(true, rel=1e-6)
+        assert kernel.fused_simplex_loss(simplex, f, labels).item() == pytest.approx(true, rel=1e-6)
 
     def test_same_bits_twice(self, kernel):
         simplex = Simplex(5000, 4999)
         labels = torch.randint(5000, (64,), device="cuda")
         f = torch.randn(64, 4999, device="cuda")
-        values = [kernel.simplex_loss(simplex, f, labels) for _ in range(2)]
+        values = [kernel.fused_simplex_loss(simplex, f, labels) for _ in range(2)]
         assert torch.equal(*values)
+
+    def test_many_classes_take_it(self, kernel):
+        simplex = Simplex(plain.MANY, plain.MANY - 1)
+        labels = torch.randint(plain.MANY, (8,), device="cuda")
+        f = torch.randn(8, plain.MANY - 1, device="cuda", requires_grad=True)
+        value = plain.simplex_loss(simplex, f, labels)
+        assert "SimplexLoss" in type(value.grad_fn).__name__
+        assert torch.equal(value, kernel.fused_simplex_loss(simplex, f, labels))
+        assert plain.simplex_loss(simplex, f.double(), labels).dtype == torch.float64
 
     def test_a_second_backward_is_refused(self, kernel):
         f = torch.randn(4, 9, device="cuda", requires_grad=True)
-        value = kernel.simplex_loss(Simplex(10, 9), f, torch.arange(4, device="cuda"))
+        value = kernel.fused_simplex_loss(Simplex(10, 9), f, torch.arange(4, device="cuda"))
         value.backward(retain_graph=True)
         with pytest.raises(DeepSimplexError, match="one backward pass"):
             value.backward()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from deepsimplex.data.augment import augment, check_augment
+from deepsimplex.data.augment import AUGMENTS, augment, check_augment
 from deepsimplex.data.randaugment import BINS, OPERATIONS, apply, randaugment
 from deepsimplex.errors import DeepSimplexError
 
@@ -112,3 +112,21 @@ def test_by_name():
     assert augment(images[:, :1], rows, "rand+crop").shape == (3, 1, SIDE, SIDE)
     with pytest.raises(DeepSimplexError, match="uint8 pixels"):
         check_augment("rand+crop", (3, 32, 32), pixels=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("name", AUGMENTS)
+def test_a_cuda_graph_can_hold_it(name):
+    images, rows = batch(64).cuda(), torch.arange(32, device="cuda")
+    torch.cuda.manual_seed(0)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        augment(images, rows, name)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = augment(images, rows, name)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (result.shape, result.dtype) == ((32, 3, SIDE, SIDE), torch.uint8)
+    assert name == "none" or not torch.equal(result, images[:32])

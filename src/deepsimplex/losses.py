@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.layers import has_triton
 from deepsimplex.simplex import (
     Simplex,
     centroid_squared_distance,
@@ -33,12 +34,20 @@ from deepsimplex.simplex import (
 Reading = Literal["A", "B", "C"]
 Margin = float | Literal["auto"]
 
+MANY = 10_000
+"""Classes from which eq. 4 on a GPU is one kernel (kernels/loss.py, results/bench-loss.json)."""
+
 
 def simplex_loss(
     simplex: Simplex, features: Tensor, labels: Tensor, *, check: bool = True
 ) -> Tensor:
     """(1/n)Σ_i ‖f_i − v_{y_i}‖², eq. 4; features (n, d), labels (n,) → ()."""
     with _full_precision(simplex, features, labels, check=check):
+        single = features.dtype != torch.float64
+        if simplex.classes >= MANY and features.is_cuda and single and has_triton():
+            from deepsimplex.kernels.loss import fused_simplex_loss
+
+            return fused_simplex_loss(simplex, features, labels)
         return own_squared_distance(simplex, features, labels).mean()
 
 

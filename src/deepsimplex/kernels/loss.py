@@ -117,7 +117,7 @@ class _SimplexLoss(torch.autograd.Function):
             raise DeepSimplexError(
                 "one backward pass through the fused loss",
                 "a second one",
-                "use losses.simplex_loss where a graph is retained",
+                "compute the loss again",
             )
         ctx.spent = True
         (gradient,) = ctx.saved_tensors
@@ -127,7 +127,7 @@ class _SimplexLoss(torch.autograd.Function):
         return gradient, None, None
 
 
-def simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> Tensor:
+def fused_simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> Tensor:
     """(1/n)Σ_i ‖f_i − v_{y_i}‖², eq. 4; features (n, d), labels (n,) → (), float32.
 
     Computed in float32; the gradient is rounded to the features' dtype before it meets the
@@ -139,7 +139,7 @@ def simplex_loss(simplex: Simplex, features: Tensor, labels: Tensor) -> Tensor:
         raise DeepSimplexError(
             "features in float32, bfloat16 or float16",
             str(features.dtype),
-            "use losses.simplex_loss",
+            "convert them",
         )
     if len(features) == 0:
         raise DeepSimplexError("at least 1 sample", "an empty batch", "drop empty batches")
