@@ -1,9 +1,15 @@
-"""Evaluation and tables on numbers made by hand."""
+"""Evaluation and tables on numbers made by hand; a model that two trials share."""
+
+import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
-from deepsimplex.compare import Evaluation, gather_scores
+from deepsimplex.compare import Evaluation, gather_scores, running
+from deepsimplex.data.protocols import digits_trial
+from deepsimplex.lanes import drive
+from deepsimplex.recipes import digits_recipe
 from deepsimplex.tables import summary
 
 
@@ -52,3 +58,37 @@ def test_scores_of_several_runs_in_one_file(tmp_path):
     gather_scores(tmp_path / "all.npz", sorted(tmp_path.glob("*/scores.npz")))
     with np.load(tmp_path / "all.npz") as file:
         assert file.files == ["x.label", "y.label"]
+
+
+def test_equal_trainings_are_done_once(tmp_path):
+    recipe = dataclasses.replace(digits_recipe("dsc", seed=1), epochs=1)
+    trial = digits_trial(0)
+    other = dataclasses.replace(
+        trial,
+        name="other",
+        unknown_test=trial.unknown_test[:50],
+        unknown_names=trial.unknown_names[:50],
+    )
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    lines = []
+
+    def run(trial, recipe, folder, donor=None):
+        job = running(
+            trial, recipe, folder, torch.device("cpu"), keep=0.95, donor=donor, report=lines.append
+        )
+        return drive([job], torch.device("cpu"))[0]
+
+    one = run(trial, recipe, first)
+    assert (one["trained by"], len(lines)) == (None, 1)
+    two = run(other, recipe, second, donor=first)
+    assert two["trained by"].endswith("/first")
+    assert len(lines) == 1
+    assert (two["accuracy"], two["counts"]["unknown test"]) == (one["accuracy"], 50)
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    again = run(other, recipe, third, donor=tmp_path / "nobody")
+    assert (again["trained by"], len(lines)) == (None, 2)
+    assert again["auroc"] == two["auroc"]
+    changed = dataclasses.replace(recipe, seed=2)
+    assert run(other, changed, tmp_path / "fourth", donor=first)["trained by"] is None
+    fewer = dataclasses.replace(other, train=tuple(part[:-1] for part in other.train))
+    assert run(fewer, recipe, tmp_path / "fifth", donor=first)["trained by"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -15,6 +16,7 @@ from deepsimplex import metrics
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
+from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fitting
 from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
@@ -94,32 +96,42 @@ def running(
     *,
     keep: float,
     at_once: int = 1,
+    donor: Path | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Generator[None, None, dict[str, Any]]:
-    """`run_trial`, yielding after every step; for lanes.drive, `at_once` of them on the device."""
-    images, calibration = to_tensor(trial.train[0]), to_tensor(trial.calibration[0])
-    data: dict[str, Any] = {"trial": trial.name, "keep": keep}
-    tested = (*trial.known_test, trial.unknown_test)
-    data["fingerprint"] = fingerprint(*trial.train, *trial.calibration, *tested, trial.background)
+    """`run_trial`, yielding after every step; for lanes.drive, `at_once` of them on the device.
+
+    `donor` is the folder of another trial's run: if it trained the same recipe on the same
+    images, its model is tested here and nothing is trained twice.
+    """
     background = None
     if METHODS[recipe.method].uses_background and trial.background is not None:
         background = to_tensor(trial.background)
+    data: dict[str, Any] = {
+        "trial": trial.name,
+        "keep": keep,
+        "training": fingerprint(*trial.train, *trial.calibration, background),
+        "test": fingerprint(*trial.known_test, trial.unknown_test),
+    }
     began = time.perf_counter()
     with Run(folder, recipe, data, device=where) as run:
         if run.results is not None:
             return run.results
-        model = yield from fitting(
-            images,
-            torch.from_numpy(trial.train[1]),
-            trial.classes,
-            recipe,
-            where,
-            keep=keep,
-            background=background,
-            calibration=calibration,
-            keeper=run,
-            report=report,
-        )
+        model = None if donor is None else _borrowed(donor, run, where)
+        if model is None:
+            donor = None
+            model = yield from fitting(
+                to_tensor(trial.train[0]),
+                torch.from_numpy(trial.train[1]),
+                trial.classes,
+                recipe,
+                where,
+                keep=keep,
+                background=background,
+                calibration=to_tensor(trial.calibration[0]),
+                keeper=run,
+                report=report,
+            )
         model.save(run.model_path)
         evaluation = evaluate(model, trial.known_test, trial.unknown_test)
         write_arrays(folder / "scores.npz", evaluation.arrays())
@@ -134,10 +146,22 @@ def running(
             "commit": code_commit(),
             "seconds": time.perf_counter() - began,
             "trainings at once": at_once,
+            "trained by": None if donor is None else donor.parent.name + "/" + donor.name,
             **evaluation.report(model),
         }
         run.finish(results)
         return results
+
+
+def _borrowed(donor: Path, run: Run, where: torch.device) -> Model | None:
+    """The model of another run, if what it was asked to train is what this one is asked to."""
+    try:
+        other = json.loads((donor / "recipe.json").read_text())
+        same = other["recipe"] == run.asked["recipe"]
+        same &= all(other["data"][k] == run.asked["data"][k] for k in ("training", "keep"))
+        return Model.load(donor / run.model_path.name, str(where)) if same else None
+    except (OSError, KeyError, ValueError, DeepSimplexError):
+        return None
 
 
 def gather_scores(path: Path, parts: list[Path]) -> None:

@@ -8,13 +8,15 @@ the command goes on where it stopped, and `closed` reads what `table1` has train
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from deepsimplex import compare, tables
 from deepsimplex.data.background import Background, load_background
-from deepsimplex.data.protocols import BENCHMARKS, benchmark_trial, splits
+from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.lanes import drive, side_by_side
@@ -130,38 +132,63 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
     found: Found = {}
     missing: dict[str, str] = {}
     possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
-    keys: list[tuple[str, str, str]] = []
     count = len(possible) * len(plan.tracks) * len(plan.rows) * plan.trials
 
     with training("Training", trainings=count) as begin:
 
-        def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
-            for column in possible:
-                for track in plan.tracks:
-                    extra = _background(track, column, request.root)
-                    for number in range(min(plan.trials, len(splits(plan.family, column)))):
-                        trial = benchmark_trial(
-                            column, plan.family, number, request.root, background=extra
-                        )
-                        for row in plan.rows:
-                            if track != "none" and not method_row(ROWS[row].method).uses_background:
-                                continue
-                            keys.append((column, track, row))
-                            folder = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                            yield compare.running(
-                                trial,
-                                recipe_for(row, column, number, request.epochs),
-                                request.runs("opensets") / folder,
-                                where,
-                                keep=KEEP,
-                                at_once=at_once,
-                                report=begin(f"{column}, {row}, trial {number}"),
-                            )
+        def job(
+            track: str, number: int, row: str, group: dict[str, Trial]
+        ) -> Generator[None, None, None]:
+            """One training for all columns that ask for the same one."""
+            donor = None
+            for column, trial in group.items():
+                name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
+                folder = request.runs("opensets") / name
+                record = yield from compare.running(
+                    trial,
+                    recipe_for(row, column, number, request.epochs),
+                    folder,
+                    where,
+                    keep=KEEP,
+                    at_once=at_once,
+                    donor=donor,
+                    report=begin(f"{column}, {row}, trial {number}"),
+                )
+                found.setdefault((column, track, row), []).append(record)
+                donor = donor or folder
 
-        records = drive(jobs(), where, at_once=at_once)
-    for key, record in zip(keys, records, strict=True):
-        found.setdefault(key, []).append(record)
-    return found, missing
+        def jobs() -> Iterator[Generator[None, None, None]]:
+            for columns in _alike(possible, plan.family):
+                for track, number in itertools.product(plan.tracks, range(plan.trials)):
+                    group = {
+                        column: benchmark_trial(
+                            column,
+                            plan.family,
+                            number,
+                            request.root,
+                            background=_background(track, column, request.root),
+                        )
+                        for column in columns
+                    }
+                    for row in plan.rows:
+                        if track == "none" or method_row(ROWS[row].method).uses_background:
+                            yield job(track, number, row, group)
+
+        drive(jobs(), where, at_once=at_once)
+    order = itertools.product(possible, plan.tracks, plan.rows)
+    in_order = {
+        key: sorted(found[key], key=lambda record: record["seed"]) for key in order if key in found
+    }
+    return in_order, missing
+
+
+def _alike(columns: list[str], family: str) -> list[list[str]]:
+    """Columns with the same known classes in every trial, together: they can share models."""
+    groups: dict[Any, list[str]] = {}
+    for column in columns:
+        known = json.dumps([trial["known"] for trial in splits(family, column)])
+        groups.setdefault((BENCHMARKS[column].known, known), []).append(column)
+    return list(groups.values())
 
 
 def recipe_for(row: str, column: str, number: int, epochs: int | None) -> Recipe:
