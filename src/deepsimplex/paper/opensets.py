@@ -42,6 +42,7 @@ ROWS = {
     "eq. 4": Entry("dsc", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
     "eq. 7 + 0.1 eq. 4": Entry("dsc-blend", "DSC"),
+    "eq. 7, turned": Entry("dsc-turned", "DSC"),
 }
 TRACKS = ("none", "cifar100")
 """Background sets: none, and the CIFAR-100 training classes that are not unknowns."""
