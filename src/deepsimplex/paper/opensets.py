@@ -41,7 +41,7 @@ ROWS = {
     "softmax": Entry("softmax", "Softmax"),
     "eq. 4": Entry("dsc", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
-    "eq. 7 + 0.1 eq. 4": Entry("dsc-blend", "DSC"),
+    "eq. 7 + eq. 4": Entry("dsc-blend", "DSC", {"blend": 1.0}),
     "eq. 7, turned": Entry("dsc-turned", "DSC"),
 }
 TRACKS = ("none", "cifar100")
