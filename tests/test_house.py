@@ -37,6 +37,8 @@ HOUSE = [
     "data.randaugment",
     "data.augment",
     "methods.base",
+    "methods.means",
+    "methods.networks",
     "methods.dsc",
     "methods.turned",
     "methods.softmax",

@@ -196,6 +196,12 @@ def _check_problem(
             "number the classes from 0, without gaps",
         )
     if background is None:
+        if method_row(recipe.method).needs_background:
+            raise DeepSimplexError(
+                f"background images for method {recipe.method!r}",
+                "none",
+                "give some (--background), or choose another method",
+            )
         return
     if not method_row(recipe.method).uses_background:
         raise DeepSimplexError(

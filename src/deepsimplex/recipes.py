@@ -115,8 +115,9 @@ def digits_recipe(method: str, seed: int = 0) -> Recipe:
     `deepsimplex demo`; a few seconds a training on two cores; the numbers it reaches are in
     results/demo-digits.json.
     """
+    rate = 0.03 * method_row(method).rate
     return Recipe(
-        method=method, backbone="small", epochs=30, batch_size=64, learning_rate=0.03, seed=seed
+        method=method, backbone="small", epochs=30, batch_size=64, learning_rate=rate, seed=seed
     )
 
 
@@ -127,13 +128,18 @@ def default_recipe(
 
     A few small images make few steps an epoch: they get more epochs, 400 steps in all.
     """
+    rate = method_row(method).rate
     if len(shape) == 1:
-        return Recipe(method=method, backbone="mlp", batch_size=64, learning_rate=0.03, seed=seed)
+        return Recipe(
+            method=method, backbone="mlp", batch_size=64, learning_rate=0.03 * rate, seed=seed
+        )
     if max(shape[1:]) <= 28:
         recipe = digits_recipe(method, seed)
         steps = max(1, (images or 10**9) // recipe.batch_size)
         return dataclasses.replace(recipe, epochs=max(recipe.epochs, -(-400 // steps)))
-    return Recipe(method=method, augment="crop", weight_decay=1e-4, seed=seed)
+    return Recipe(
+        method=method, learning_rate=0.1 * rate, augment="crop", weight_decay=1e-4, seed=seed
+    )
 
 
 def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
@@ -142,4 +148,11 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     `deepsimplex compare cifar10`: OSRCI net, 100 epochs, batch 128, SGD 0.9 at 0.1, decay 5e-4,
     cosine; the numbers it reaches are in results/compare-*.json.
     """
-    return Recipe(method=method, backbone="osrci", weight_decay=5e-4, augment=augment, seed=seed)
+    return Recipe(
+        method=method,
+        backbone="osrci",
+        learning_rate=0.1 * method_row(method).rate,
+        weight_decay=5e-4,
+        augment=augment,
+        seed=seed,
+    )

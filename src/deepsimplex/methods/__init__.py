@@ -17,16 +17,31 @@ from deepsimplex.methods.turned import Turned
 
 @dataclass(frozen=True)
 class Row:
-    """A method's constructor, the settings that make it this row, and a line about it."""
+    """A method's constructor, the settings that make it this row, and what a reader asks of it."""
 
     build: Callable[[Encoder, int, Any], Method]
     settings: Any
     about: str
     uses_background: bool = False
+    needs_background: bool = False
+    family: str = "simplex"
+    cite: str = "Cevikalp, Saribas 2022"
+    defaults: str = "docs/decisions"  # where the settings come from
+    rate: float = 1.0  # its learning rate, in those of softmax
 
 
 METHODS: dict[str, Row] = {
     "dsc": Row(DSC, DSCSettings(), "squared distance to the class's vertex (eq. 4)", True),
+    **{
+        f"dsc-eq5-{reading.lower()}": Row(
+            DSC,
+            DSCSettings(background=f"hinge-{reading}", margin=margin),  # type: ignore[arg-type]
+            f"eq. 5, its hinge in reading {reading} (docs/decisions/0006)",
+            uses_background=True,
+            needs_background=True,
+        )
+        for reading, margin in (("A", 0.5), ("B", 0.5), ("C", 0.5))
+    },
     "dsc-hinge": Row(
         DSC, DSCSettings(loss="hinge", margin=0.01), "eq. 4 outside a ball (eq. 6)", True
     ),
@@ -45,8 +60,22 @@ METHODS: dict[str, Row] = {
         DSCSettings(loss="authors", margin=48 / 200**2, head="none", simplex="truncated"),
         "the authors' code: three terms on pooled features, first C of d+1 vertices",
         True,
+        defaults="their script; terms divided by 2d, so a larger rate",
+        rate=30.0,
     ),
-    "softmax": Row(Softmax, SoftmaxSettings(), "cross-entropy with a learned linear head"),
+    # Open set, softmax and background
+    "softmax": Row(
+        Softmax,
+        SoftmaxSettings(),
+        "cross-entropy with a learned linear head",
+        family="softmax",
+        cite="Hendrycks, Gimpel 2017; Vaze et al. 2022",
+        defaults="nothing to choose",
+    ),
+    # Open set, prototypes
+    # Open set, generated and reconstructed images
+    # Closed set: centres and margins
+    # Closed set: pairs and triplets
 }
 
 
