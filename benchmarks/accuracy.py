@@ -97,7 +97,7 @@ def main() -> None:
     if args.json:
         record = {
             "command": f"python benchmarks/accuracy.py --data-root DATA --epochs {args.epochs} "
-            f"--seeds {args.seeds} --json {args.json}",
+            f"--seeds {args.seeds}",
             "what": "engine against plain loop, CIFAR-10 ARPL split 0, last epoch",
             "environment": environment(where),
             "ratio of wall clock": ratio,

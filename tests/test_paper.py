@@ -44,6 +44,17 @@ def test_table1_and_closed_share_their_runs(here, monkeypatch, capsys):
     assert "softmax" in capsys.readouterr().out
 
 
+def test_a_command_for_some_cells_leaves_the_others_be(here):
+    words = ("--quick", "--trials", "1", "--epochs", "1")
+    assert paper("table1", *words, "--rows", "softmax,eq. 7") == 0
+    before = {c["row"]: c for c in record(here, "table1")["cells"]}
+    assert paper("table1", *words, "--rows", "eq. 4,softmax") == 0
+    cells = {c["row"]: c for c in record(here, "table1")["cells"]}
+    assert list(cells) == ["softmax", "eq. 7", "eq. 4"]
+    assert cells["eq. 7"] == before["eq. 7"]
+    assert cells["eq. 4"]["epochs"] == 1
+
+
 def test_a_column_without_data_says_how_to_get_it(here, capsys):
     words = ("--columns", "svhn", "--track", "none", "--trials", "1")
     assert paper("table1", *words, "--data-root", str(here / "none")) == 0

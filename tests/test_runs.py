@@ -15,10 +15,17 @@ import torch
 import toys
 from safetensors.torch import load_file
 
+from deepsimplex import runs
 from deepsimplex.engine import Checkpoint, Place
 from deepsimplex.errors import RunError, Stopped
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, code_commit, environment, fingerprint, write_atomically
+from deepsimplex.runs import (
+    Run,
+    code_commit,
+    environment,
+    fingerprint,
+    write_atomically,
+)
 
 
 def test_atomic_write_replaces_or_leaves(tmp_path, monkeypatch):
@@ -293,3 +300,20 @@ def test_sigterm_writes_a_checkpoint_and_exits_143(archive, uninterrupted, tmp_p
     check_log(out)
     again = subprocess.run(command(archive, out), check=True, capture_output=True, text=True)
     assert "Already finished" in again.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["demo"], "deepsimplex demo"),
+        (
+            ["paper", "table1", "--rows", "eq. 7,softmax", "--data-root", "/a/b", "--trials", "2"],
+            "deepsimplex paper table1 --rows 'eq. 7,softmax' --data-root DATA --trials 2",
+        ),
+        (["compare", "digits", "--out=/x", "--results", "/y"], "deepsimplex compare digits"),
+        (["compare", "digits", "--out"], "deepsimplex compare digits"),
+    ],
+)
+def test_a_record_names_its_command_without_paths_of_the_machine(words, shown, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/deepsimplex", *words])
+    assert runs.command() == shown

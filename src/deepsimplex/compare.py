@@ -139,6 +139,7 @@ def running(
             "trial": trial.name,
             "method": recipe.method,
             "seed": recipe.seed,
+            "epochs": recipe.epochs,
             "score": model.score,
             "background": background is not None,
             "counts": trial.counts(),

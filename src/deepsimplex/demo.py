@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.util
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from deepsimplex.fitting import fit_model
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Model
 from deepsimplex.recipes import digits_recipe
-from deepsimplex.runs import environment, write_json
+from deepsimplex.runs import command, environment, write_json
 from deepsimplex.tables import spread
 from deepsimplex.terminal import called, console, percent, table, training
 
@@ -74,7 +73,7 @@ def demo(out: Path | None, epochs: int | None, trials: int, device: str) -> None
         for decision, name in zip(best.decide(to_tensor(images[:2])), names, strict=False):
             console.print(f"  a '{name}' → {decision.reason}")
     record = {
-        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+        "command": command(),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
         "methods": means,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -32,7 +31,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
-from deepsimplex.runs import environment, write_atomically, write_json
+from deepsimplex.runs import command, environment, write_atomically, write_json
 from deepsimplex.terminal import console, table, training
 
 KEEP = 0.95
@@ -84,7 +83,7 @@ def compare(
     title = name if name in BENCHMARKS else Path(name).stem
     stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
     record = {
-        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+        "command": command(),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
         "notes": _notes(name, family, [number for number, _ in makers], background, methods),

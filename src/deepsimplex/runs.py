@@ -16,8 +16,10 @@ import io
 import json
 import os
 import platform
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -99,6 +101,23 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
         if device.type == "cuda":
             record["gpu"] = torch.cuda.get_device_name(device)
     return record
+
+
+def command() -> str:
+    """The command of this process as another machine would type it: without paths of this one."""
+    words = ["deepsimplex", *sys.argv[1:]]
+    own = {"--data-root": "DATA", "--out": None, "--results": None, "--figures": None}
+    shown, at = [], 0
+    while at < len(words):
+        option, given, _ = words[at].partition("=")
+        if option in own:
+            if own[option] is not None:
+                shown += [option, str(own[option])]
+            at += 1 if given else 2
+            continue
+        shown.append(shlex.quote(words[at]))
+        at += 1
+    return " ".join(shown)
 
 
 def code_commit() -> str | None:

@@ -34,7 +34,7 @@ from deepsimplex.lanes import WARM_UP, Lane, surroundings
 from deepsimplex.methods import build_method
 from deepsimplex.methods.base import Method, Stage
 from deepsimplex.recipes import Recipe, learning_rate
-from deepsimplex.runs import environment, write_json
+from deepsimplex.runs import command, environment, write_json
 from deepsimplex.terminal import console, table
 
 
@@ -77,7 +77,7 @@ def train(*, device: str, repeats: int, out: Path, quick: bool = False) -> None:
         found.append(_apart(name, where, repeats, quick))
     table(None, HEADING, [cells(row) for row in found])
     record = {
-        "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+        "command": command(),
         "what": (__doc__ or "").partition("\n\n")[0],
         "environment": environment(where),
         "rows": found,

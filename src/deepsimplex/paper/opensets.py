@@ -25,6 +25,7 @@ from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
 from deepsimplex.research import KEEP
+from deepsimplex.runs import command
 from deepsimplex.terminal import console, table, training
 
 
@@ -98,29 +99,48 @@ def _show(
         table("Published (protocols differ: see the record)", ("", *columns), rows)
     for column, why in missing.items():
         console.print(f"{column}: {why}")
+    cells = {key: _measured(key, records) for key, records in found.items()}
     content = {
         "measure": measure,
         "family": plan.family,
         "trials": plan.trials,
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": [
-            {
-                "column": column,
-                "background": track,
-                "row": row,
-                "method": ROWS[row].method,
-                **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
-                "seconds": [record["seconds"] for record in records],
-                "commits": sorted({str(record["commit"]) for record in records}),
-            }
-            for (column, track, row), records in found.items()
-        ],
+        "cells": list((_measured_before(request, name, plan) | cells).values()),
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
         "best published without background": published.BEST_WITHOUT_BACKGROUND,
     }
     request.record(name, content)
     return content
+
+
+def _measured(key: tuple[str, str, str], records: list[dict[str, Any]]) -> dict[str, Any]:
+    """A cell of the record: its numbers, and what they come from."""
+    column, track, row = key
+    return {
+        "column": column,
+        "background": track,
+        "row": row,
+        "method": ROWS[row].method,
+        "score": records[0]["score"],
+        "epochs": records[0]["epochs"],
+        **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
+        "seconds": [record["seconds"] for record in records],
+        "commits": sorted({str(record["commit"]) for record in records}),
+        "command": command(),
+    }
+
+
+def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str, str, str], Any]:
+    """Cells of the record that stands there: a command for some cells leaves the others be."""
+    path = request.results / f"paper-{request.named(name)}.json"
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text())
+    if before["family"] != plan.family:
+        return {}
+    cells = ((c["column"], c["background"], c["row"], c) for c in before["cells"])
+    return {(column, track, row): c for column, track, row, c in cells if row in ROWS}
 
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]

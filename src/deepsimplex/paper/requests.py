@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepsimplex.engine import pick_device
-from deepsimplex.runs import environment, write_json
+from deepsimplex.runs import command, environment, write_json
 from deepsimplex.terminal import console
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Request:
         path = self.results / f"paper-{self.named(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = {
-            "command": " ".join(["deepsimplex", *sys.argv[1:]]),
+            "command": command(),
             "environment": environment(pick_device(self.device)),
             "quick": self.quick,
             "seeds": self.seeds,
