@@ -24,6 +24,10 @@ class ModelFileError(DeepSimplexError):
     """A model file that is truncated, altered, of another version, or not ours."""
 
 
+class MissingExtraError(DeepSimplexError):
+    """What was asked for needs an optional library that does not import here."""
+
+
 class RunError(DeepSimplexError):
     """A run folder that cannot be used: locked by another process, or of another recipe."""
 

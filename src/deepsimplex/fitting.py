@@ -21,12 +21,12 @@ from deepsimplex.batches import TrainingSet
 from deepsimplex.calibration import Threshold, conformal_threshold
 from deepsimplex.data.augment import check_augment
 from deepsimplex.data.sources import hold_out
+from deepsimplex.detectors import check_score, fit_detector, needs_head
 from deepsimplex.engine import Keeper
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.frozen import feature_set, load_weights, trained_on_features
 from deepsimplex.lanes import drive
 from deepsimplex.methods import build_method, method_row
-from deepsimplex.methods.base import check_score
 from deepsimplex.model import Model, digests
 from deepsimplex.recipes import Recipe
 
@@ -48,7 +48,8 @@ def check_request(
     if not 0 < radius < np.inf:
         raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")
     name = resolve_backbone(recipe.backbone, shape)
-    with torch.device("meta"):
+    # Whether a head is linear is seen by trying it, which "meta" has no numbers for.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu" if needs_head(score) else "meta"):
         method = build_method(recipe.method, name, shape, classes, recipe.settings)
     if score is not None:
         check_score(method, score)
@@ -66,6 +67,12 @@ def check_pretrained(
     images: Tensor, recipe: Recipe, weights: Path | None, freeze: bool, cache: Path | None
 ) -> None:
     """Refuse what weights and freezing cannot do, before anything is trained or written."""
+    if freeze and method_row(recipe.method).pictures:
+        raise DeepSimplexError(
+            f"no frozen backbone for method {recipe.method!r}, which turns or paints images",
+            "freeze",
+            "choose another method, or do not freeze",
+        )
     if freeze and recipe.augment != "none":
         raise DeepSimplexError(
             "augment 'none' with a frozen backbone, whose features are computed once",
@@ -125,6 +132,7 @@ def fitting(
 
     The backbone starts from `weights`, a local file, or from chance. Frozen, it keeps them, and
     the head is trained on its features, computed once and kept in the folder `feature_cache`.
+    A `score` that is a detector's is fitted to the training images after the last step.
     Yields after every step, for lanes.drive.
     """
     names = np.asarray(classes)
@@ -163,6 +171,9 @@ def fitting(
         yield from engine.training(method, data, recipe, where, keeper=keeper, report=report)
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
+    if score not in method.scores:
+        fitted = fit_detector(score, method, images, labels, len(names), cache=feature_cache)
+        model = dataclasses.replace(model, detector=fitted)
     if keep is None or calibration is None:
         return model
     return calibrate(model, calibration, keep, guarantee=guarantee, by=by)

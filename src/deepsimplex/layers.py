@@ -125,6 +125,12 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[None]:
         _beside = before
 
 
+def used_elsewhere(weight: Tensor) -> None:
+    """Say that a loss reads a convolution's weight itself, so that its gradients meet over here."""
+    if _beside is not None:
+        _beside.uses[weight.data_ptr()] += 1
+
+
 def stem(conv: nn.Conv2d, images: Tensor) -> Tensor:
     """conv(images), for the first convolution: three channels or fewer, no gradient to images.
 

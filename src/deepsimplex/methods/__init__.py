@@ -1,82 +1,17 @@
-"""METHODS is the only table that knows every method."""
+"""Methods by name: their rows, their settings, and fresh ones."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from deepsimplex.backbones import build_backbone
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import Encoder, Method
-from deepsimplex.methods.dsc import DSC, DSCSettings
-from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
-from deepsimplex.methods.turned import Turned
+from deepsimplex.methods.rows import METHODS, Row
 
-
-@dataclass(frozen=True)
-class Row:
-    """A method's constructor, the settings that make it this row, and what a reader asks of it."""
-
-    build: Callable[[Encoder, int, Any], Method]
-    settings: Any
-    about: str
-    uses_background: bool = False
-    needs_background: bool = False
-    family: str = "simplex"
-    cite: str = "Cevikalp, Saribas 2022"
-    defaults: str = "docs/decisions"  # where the settings come from
-    rate: float = 1.0  # its learning rate, in those of softmax
-
-
-METHODS: dict[str, Row] = {
-    "dsc": Row(DSC, DSCSettings(), "squared distance to the class's vertex (eq. 4)", True),
-    **{
-        f"dsc-eq5-{reading.lower()}": Row(
-            DSC,
-            DSCSettings(background=f"hinge-{reading}", margin=margin),  # type: ignore[arg-type]
-            f"eq. 5, its hinge in reading {reading} (docs/decisions/0006)",
-            uses_background=True,
-            needs_background=True,
-        )
-        for reading, margin in (("A", 0.5), ("B", 0.5), ("C", 0.5))
-    },
-    "dsc-hinge": Row(
-        DSC, DSCSettings(loss="hinge", margin=0.01), "eq. 4 outside a ball (eq. 6)", True
-    ),
-    "dsc-softmax": Row(
-        DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
-    ),
-    "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 with a share of eq. 4", True),
-    "dsc-turned": Row(
-        Turned, DSCSettings(loss="softmax"), "eq. 7 over classes × four turns of the image", True
-    ),
-    "dsc-literal": Row(
-        DSC, DSCSettings(loss="literal"), "eq. 4 as printed, at radius u; may diverge"
-    ),
-    "dsc-authors": Row(
-        DSC,
-        DSCSettings(loss="authors", margin=48 / 200**2, head="none", simplex="truncated"),
-        "the authors' code: three terms on pooled features, first C of d+1 vertices",
-        True,
-        defaults="their script; terms divided by 2d, so a larger rate",
-        rate=30.0,
-    ),
-    # Open set, softmax and background
-    "softmax": Row(
-        Softmax,
-        SoftmaxSettings(),
-        "cross-entropy with a learned linear head",
-        family="softmax",
-        cite="Hendrycks, Gimpel 2017; Vaze et al. 2022",
-        defaults="nothing to choose",
-    ),
-    # Open set, prototypes
-    # Open set, generated and reconstructed images
-    # Closed set: centres and margins
-    # Closed set: pairs and triplets
-}
+__all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for"]
 
 
 def method_row(name: str) -> Row:
@@ -106,6 +41,7 @@ def build_method(
     row = method_row(name)
     if classes < 2:
         raise DeepSimplexError("at least 2 classes", f"{classes}", "add a second class")
-    net = build_backbone(backbone, shape)
+    seen = shape if row.channels == 1 else (row.channels * shape[0], *shape[1:])
+    net = build_backbone(backbone, seen)
     encoder = Encoder(net, net.features, shape)
     return row.build(encoder, classes, row.settings if settings is None else settings)

@@ -12,6 +12,7 @@ from torch's default generators, which are seeded anew for every step.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -225,6 +226,34 @@ def check_choices(settings: Any) -> None:
         if choices and (pure or isinstance(value, str)) and value not in choices:
             raise DeepSimplexError(
                 f"{name} among {', '.join(map(str, choices))}", repr(value), "choose one"
+            )
+
+
+def check_numbers(settings: Any, **least: float | None) -> None:
+    """Each named field is a finite number, of `least` or more, or a word of its Literal."""
+    hints = get_type_hints(type(settings))
+    for name, low in least.items():
+        value = getattr(settings, name)
+        words = [w for p in get_args(hints[name]) if get_origin(p) is Literal for w in get_args(p)]
+        if isinstance(value, str) and value in words:
+            continue
+        number = isinstance(value, NUMBERS) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or (low is not None and value < low):
+            wanted = f"a finite {name}" if low is None else f"{name} of {low:g} or more"
+            raise DeepSimplexError(wanted, repr(value), "change it")
+
+
+def check_whole(settings: Any, **least: int) -> None:
+    """Each named field is a whole number of `least` or more, or None where that may be."""
+    hints = get_type_hints(type(settings))
+    for name, low in least.items():
+        value = getattr(settings, name)
+        if value is None and type(None) in get_args(hints[name]):
+            continue
+        whole = isinstance(value, WHOLE_NUMBERS) and not isinstance(value, bool)
+        if not whole or value < low:
+            raise DeepSimplexError(
+                f"{name} as a whole number of {low} or more", repr(value), "change it"
             )
 
 

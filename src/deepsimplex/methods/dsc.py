@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,15 @@ from deepsimplex import losses
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import build_head, choose_head
 from deepsimplex.methods.base import (
-    NUMBERS,
-    WHOLE_NUMBERS,
     Batch,
     Encoder,
     Method,
     Stage,
     Update,
     check_choices,
+    check_numbers,
     check_score,
+    check_whole,
     known_and_background,
     through_head,
 )
@@ -48,22 +47,9 @@ class DSCSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name, least in (
-            ("margin", 0),
-            ("temperature", 1e-12),
-            ("background_weight", 0),
-            ("blend", 0),
-            ("radius", 1e-12),
-            ("label_smoothing", 0),
-        ):
-            value: Any = getattr(self, name)
-            if value != "auto" and not (isinstance(value, NUMBERS) and least <= value < math.inf):
-                raise DeepSimplexError(f"{name} of {least:g} or more", repr(value), "change it")
-        hidden = self.hidden
-        if hidden is not None and (
-            isinstance(hidden, bool) or not isinstance(hidden, WHOLE_NUMBERS) or hidden < 1
-        ):
-            raise DeepSimplexError("hidden of 1 or more, or None", repr(hidden), "change it")
+        check_numbers(self, margin=0, temperature=1e-12, background_weight=0)
+        check_numbers(self, blend=0, radius=1e-12, label_smoothing=0)
+        check_whole(self, hidden=1)
         if self.label_smoothing >= 1:
             raise DeepSimplexError(
                 "label_smoothing below 1", repr(self.label_smoothing), "change it"

@@ -18,6 +18,8 @@ from deepsimplex.methods.base import (
     through_head,
 )
 
+LOGIT_SCORES = ("max_logit", "max_probability", "energy", "neg_entropy")
+
 
 @dataclass(frozen=True)
 class SoftmaxSettings:
@@ -36,7 +38,7 @@ class Softmax(Method):
     def __init__(self, encoder: Encoder, classes: int, settings: SoftmaxSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.scores = ("max_logit", "max_probability", "energy", "neg_entropy")
+        self.scores = LOGIT_SCORES
         self.encoder = encoder
         self.head = nn.Linear(encoder.features, classes)
 
@@ -52,17 +54,24 @@ class Softmax(Method):
         return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """Logits, or log-probabilities (float64: float32 saturates into ties)."""
         check_score(self, score)
-        if score == "max_probability":
-            return outputs.double().log_softmax(1)
-        return outputs
+        return logit_class_scores(outputs, score)
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        scores = self.class_scores(outputs, score)
-        if score == "energy":
-            return outputs.double().logsumexp(1)
-        if score == "neg_entropy":
-            log_p = outputs.double().log_softmax(1)
-            return (log_p.exp() * log_p).sum(1)
-        return scores.amax(1)
+        check_score(self, score)
+        return logit_knownness(outputs, score)
+
+
+def logit_class_scores(logits: Tensor, score: str) -> Tensor:
+    """Logits, or log-probabilities (float64: float32 saturates into ties); (n, C) → (n, C)."""
+    return logits.double().log_softmax(1) if score == "max_probability" else logits
+
+
+def logit_knownness(logits: Tensor, score: str) -> Tensor:
+    """max z, max log p, logΣe^z or Σ p log p; (n, C) → (n,)."""
+    if score == "energy":
+        return logits.double().logsumexp(1)
+    if score == "neg_entropy":
+        log_p = logits.double().log_softmax(1)
+        return (log_p.exp() * log_p).sum(1)
+    return logit_class_scores(logits, score).amax(1)

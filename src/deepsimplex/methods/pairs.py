@@ -1,0 +1,261 @@
+"""Losses over the pairs and triplets of a batch.
+
+Contrastive and triplet losses train an embedding alone: it predicts by the nearest class mean.
+Marginal and range loss stand beside cross-entropy. All see P×K batches (P classes, K images of
+each) and work on the whole n×n matrix of distances, O(n²d), with masks: no shape depends on a
+label.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepsimplex.methods.base import (
+    Batch,
+    Encoder,
+    Method,
+    Passes,
+    Stage,
+    Update,
+    check_choices,
+    check_numbers,
+    check_score,
+    check_whole,
+    through_head,
+)
+from deepsimplex.methods.means import class_means
+from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
+from deepsimplex.simplex import wide
+
+PER_CLASS = 4
+"""Images of a class in a batch, K, or more where classes are few (Hermans et al.: 4)."""
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """The margin is one of unit vectors' distances, at most 2; of their squares for semihard."""
+
+    loss: Literal["contrastive", "hard", "semihard"] = "hard"
+    margin: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_numbers(self, margin=0)
+
+
+@dataclass(frozen=True)
+class MarginalSettings:
+    threshold: float = 1.2  # θ, of the squared distance
+    margin: float = 0.3  # ξ
+    weight: float = 1.0  # λ
+
+    def __post_init__(self) -> None:
+        check_numbers(self, threshold=0, margin=0, weight=0)
+
+
+@dataclass(frozen=True)
+class RangeSettings:
+    """The published α = 5e-5, β = 1e-4, M = 2e4 [K] with squared lengths in units of M."""
+
+    count: int = 2  # k
+    margin: float = 1.0  # M, of the squared distance
+    intra: float = 1.0  # α
+    inter: float = 2.0  # β
+
+    def __post_init__(self) -> None:
+        check_numbers(self, margin=0, intra=0, inter=0)
+        check_whole(self, count=1)
+
+
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_j‖, subtracted first, with gradient 0, not ∞, at 0; (n, d), (m, d) → (n, m)."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def pair_masks(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which pairs i ≠ j share a class, and which do not: (n,) → (n, n), (n, n)."""
+    same = labels[:, None] == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return same & ~itself, ~same
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of the values under the mask; 0 under an empty one."""
+    return torch.where(mask, values, 0).sum() / mask.sum().clamp_min(1)
+
+
+def contrastive_loss(features: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """½ mean D² over pairs of one class + ½ mean [m − D]₊² over pairs of two; (n, d), (n,) → ().
+
+    Hadsell et al. (2006). Each kind has its own mean: pull and push weigh the same however many
+    classes a batch holds.
+    """
+    same, other = pair_masks(labels)
+    d = distances(features, features)
+    pull = masked_mean(d.square(), same)
+    return 0.5 * (pull + masked_mean((margin - d).clamp_min(0).square(), other))
+
+
+def hard_triplet_loss(features: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """mean_a [max_p D(a,p) − min_n D(a,n) + m]₊ over anchors with both; (n, d), (n,) → ().
+
+    Batch-hard (Hermans et al., 2017): the farthest image of the class, the nearest of another.
+    """
+    same, other = pair_masks(labels)
+    d = distances(features, features)
+    farthest = torch.where(same, d, -math.inf).amax(1)
+    nearest = torch.where(other, d, math.inf).amin(1)
+    return masked_mean((farthest - nearest + margin).clamp_min(0), same.any(1) & other.any(1))
+
+
+def semihard_triplet_loss(features: Tensor, labels: Tensor, margin: float) -> Tensor:
+    """mean over pairs (a,p) of one class of [D²(a,p) − D²(a,n) + m]₊; (n, d), (n,) → ().
+
+    FaceNet (Schroff et al., 2015): n is the nearest of another class that is farther than p;
+    beyond the margin the term is 0 by itself. Where all are nearer than p, n is the farthest of
+    them, the mildest of the broken triplets: nearer ones drag a young net into one point.
+    """
+    same, other = pair_masks(labels)
+    d = distances(features, features).square()
+    negative = torch.where(other, d, math.inf).sort(1).values  # each row ends in ∞, its own place
+    place = torch.searchsorted(negative.detach(), d.detach(), right=True)
+    count = other.sum(1, keepdim=True)
+    # One index answers both: the first beyond D(a,p), or the last there is.
+    chosen = negative.gather(1, place.minimum((count - 1).clamp_min(0)))
+    return masked_mean((d - chosen + margin).clamp_min(0), same & (count > 0))
+
+
+def marginal_term(features: Tensor, labels: Tensor, settings: MarginalSettings) -> Tensor:
+    """λ/(n²−n) Σ_{i≠j} [ξ − t_ij (θ − ‖f̂_i − f̂_j‖²)]₊, t = ±1; (n, d), (n,) → ().
+
+    Deng, Zhou, Zafeiriou (2017); constants [K]. f̂ = f/‖f‖.
+    """
+    same, other = pair_masks(labels)
+    unit = F.normalize(wide(features), dim=1)
+    inside = settings.threshold - distances(unit, unit).square()
+    broken = (settings.margin - torch.where(same, inside, -inside)).clamp_min(0)
+    return settings.weight * masked_mean(broken, same | other)
+
+
+def range_term(features: Tensor, labels: Tensor, settings: RangeSettings) -> Tensor:
+    """α Σ_c k/Σ_t D_ct⁻¹ + β [M − min ‖μ_a − μ_b‖²]₊ over a batch's classes; (n, d), (n,) → ().
+
+    Zhang et al. (2017) [K]. D_c1 … D_ck are the k largest squared distances within class c, or
+    all where there are fewer; μ_c its mean in the batch. Taken of f/‖f‖: the published constants
+    belong to the lengths of one net's features.
+    """
+    unit = F.normalize(wide(features), dim=1)
+    own = (labels[:, None] == labels).to(unit.dtype)
+    members = own.sum(1)
+    harmonic = range_of_class(unit, labels, settings.count)
+    intra = (harmonic / members).sum()  # every member brings its class's value
+    means = own @ unit / members[:, None]  # of each image's class
+    between = torch.where(own > 0, math.inf, distances(means, means).square()).amin()
+    return settings.intra * intra + settings.inter * (settings.margin - between).clamp_min(0)
+
+
+def range_of_class(features: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Harmonic mean of the k largest D² within each image's class; (n, d), (n,) → (n,).
+
+    0 for a class of one image.
+    """
+    k = min(count, len(labels))
+    same = labels[:, None] == labels
+    d = distances(features, features).square()
+    # Each pair once. A class's k largest are among the k largest of its rows.
+    pairs = torch.where(same.triu(1), d, -1.0).topk(k, 1).values  # (n, k)
+    largest = torch.where(same[:, :, None], pairs, -1.0).flatten(1).topk(k, 1).values
+    found = largest >= 0
+    inverse = torch.where(found, 1 / largest.clamp_min(1e-12), 0).sum(1)
+    return torch.where(found[:, 0], found.sum(1) / torch.where(found[:, 0], inverse, 1), 0)
+
+
+LOSSES = {
+    "contrastive": contrastive_loss,
+    "hard": hard_triplet_loss,
+    "semihard": semihard_triplet_loss,
+}
+
+
+class Pairs(Method):
+    """Unit vectors trained by their distances; score −‖f − μ_j‖ to the nearest class mean.
+
+    f = Wx + b at unit length, as wide as the backbone's x. The means are not brought to unit
+    length, so a cosine could decide otherwise, and there is one score.
+    """
+
+    means: Tensor
+
+    def __init__(self, encoder: Encoder, classes: int, settings: PairSettings) -> None:
+        super().__init__()
+        self.settings, self.classes = settings, classes
+        self.scores = ("distance",)
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.features, encoder.features)
+        self.register_buffer("means", torch.zeros(classes, encoder.features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.normalize(wide(through_head(self.head, self.encoder(images))), dim=1)
+
+    def stages(self, epochs: int) -> tuple[Stage, ...]:
+        fit = Update("fit", self.loss, tuple(self.parameters()))
+        return (Stage("fit", (fit,), epochs, per_class=PER_CLASS, finish=self.finish),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The settings' loss on the knowns; a background batch is not used."""
+        return LOSSES[self.settings.loss](self(batch.images), batch.labels, self.settings.margin)
+
+    def finish(self, passes: Passes) -> None:
+        self.means.copy_(class_means(passes, self, self.classes))
+
+    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
+        check_score(self, score)
+        return -distances(outputs, self.means.to(outputs.dtype))
+
+    def knownness(self, outputs: Tensor, score: str) -> Tensor:
+        return self.class_scores(outputs, score).amax(1)
+
+
+class WithPairs(Method):
+    """Cross-entropy plus the marginal or the range term; scores of the softmax."""
+
+    def __init__(
+        self, encoder: Encoder, classes: int, settings: MarginalSettings | RangeSettings
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.inner = Softmax(encoder, classes, SoftmaxSettings())
+        self.scores = self.inner.scores
+
+    @property
+    def encoder(self) -> Encoder:  # type: ignore[override]
+        return self.inner.encoder
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.inner(images)
+        return out
+
+    def stages(self, epochs: int) -> tuple[Stage, ...]:
+        fit = Update("fit", self.loss, tuple(self.parameters()))
+        return (Stage("fit", (fit,), epochs, per_class=PER_CLASS),)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """−log p_y + term on the knowns; a background batch is not used."""
+        features = self.encoder(batch.images)
+        logits = through_head(self.inner.head, features)
+        known = F.cross_entropy(wide(logits), batch.labels)
+        if isinstance(self.settings, MarginalSettings):
+            return known + marginal_term(features, batch.labels, self.settings)
+        return known + range_term(features, batch.labels, self.settings)
+
+    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
+        return self.inner.class_scores(outputs, score)
+
+    def knownness(self, outputs: Tensor, score: str) -> Tensor:
+        return self.inner.knownness(outputs, score)

@@ -1,0 +1,37 @@
+"""`deepsimplex methods`."""
+
+import json
+
+import pytest
+
+from deepsimplex import catalogue
+from deepsimplex.cli import run
+from deepsimplex.methods import METHODS
+
+
+def test_every_row_is_listed_with_what_a_reader_asks(capsys):
+    assert run(["methods", "--json"]) == 0
+    records = {record["method"]: record for record in json.loads(capsys.readouterr().out)}
+    assert set(records) == set(METHODS)
+    for record in records.values():
+        assert all(record[key] for key in ("family", "about", "cite", "defaults", "scores"))
+        assert sum(record["stages"].values()) >= catalogue.EPOCHS
+        assert record["cost"] is None or record["cost"] > 0
+    assert records["entropic"]["background"] == "needed"
+    assert records["dsc"]["background"] == "used if given"
+    assert records["softmax"]["background"] == "not used"
+    assert records["softmax"]["cost"] == pytest.approx(1)
+    assert list(records["c2ae"]["stages"]) == ["fit", "decode"]
+
+
+def test_the_list_as_a_person_reads_it(capsys):
+    assert run(["methods"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("simplex") < out.index("softmax") < out.index("openmax")
+    assert f"{len(METHODS)} rows" in out
+    assert run(["methods", "cac"]) == 0
+    one = capsys.readouterr().out
+    assert "Miller" in one
+    assert "openmax" not in one
+    assert run(["methods", "cacc"]) == 1
+    assert "did you mean 'cac'" in capsys.readouterr().err
