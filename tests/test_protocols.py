@@ -139,6 +139,16 @@ def test_overlapping_classes_leave_the_background(official, tmp_path, monkeypatc
         load_background("cifar", tmp_path, against="cifar10", size=32, channels=3)
 
 
+def test_photographs_as_background(tmp_path):
+    extra = load_background("photographs", tmp_path, against="digits", size=8, channels=1)
+    assert (extra.images.shape, extra.images.dtype) == ((2000, 8, 8, 1), np.uint8)
+    assert extra.images.std() > 40
+    again = load_background("photographs", tmp_path, against="digits", size=8, channels=1)
+    assert np.array_equal(extra.images, again.images)
+    assert len(np.unique(extra.images.reshape(2000, -1), axis=0)) > 1900
+    assert backgrounds.patches(600, 3, count=3).shape == (3, 600, 600, 3)
+
+
 def test_a_folder_as_background(tmp_path):
     with pytest.raises(DeepSimplexError, match="images in"):
         load_background(str(tmp_path), tmp_path, against="x", size=8, channels=3)

@@ -36,6 +36,13 @@ app = typer.Typer(
 Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of class folders.")]
 ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        help="Knownness score: the method's default, another of its own, or a detector fitted "
+        "after training: energy, knn, vim, mahalanobis, odin, react …; most need the extra 'ood'."
+    ),
+]
 
 
 def _version(asked: bool) -> None:
@@ -83,9 +90,7 @@ def train(
         str, typer.Option(help="mean: on average over calibration draws; pac: 90 % sure.")
     ] = "mean",
     by: Annotated[str, typer.Option(help="One threshold for all, or by predicted class.")] = "all",
-    score: Annotated[
-        str | None, typer.Option(help="Knownness score; the method's default.")
-    ] = None,
+    score: Score = None,
     background: Annotated[
         Path | None, typer.Option(help="Folder of images that are none of the classes.")
     ] = None,
@@ -213,12 +218,13 @@ def compare(
         str,
         typer.Argument(help="digits, mnist, cifar10, cifar+10 …, or data of your own."),
     ],
-    methods: Annotated[str, typer.Option(help="Names, comma-separated.")] = "softmax,dsc",
+    methods: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = "softmax,dsc",
     splits: Annotated[str, typer.Option(help="arpl, neal, or random for own data.")] = "arpl",
     trials: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
     trial: Annotated[list[int] | None, typer.Option(help="Only this one; repeatable.")] = None,
+    score: Score = None,
     background: Annotated[
-        str | None, typer.Option(help="cifar100, tinyimagenet32, 300k or a folder.")
+        str | None, typer.Option(help="cifar100, tinyimagenet32, 300k, photographs or a folder.")
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="Where official sets lie.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; resumes there.")] = None,
@@ -234,11 +240,13 @@ def compare(
     from deepsimplex import research
 
     track = f"-{Path(background).name}" if background else ""
+    track += f"-{score}" if score else ""
     research.compare(
         benchmark,
         [name.strip() for name in methods.split(",") if name.strip()],
         splits,
         trial or trials,
+        score=score,
         background=background,
         root=data_root,
         out=out or Path("runs") / f"compare-{Path(benchmark).name}-{splits}{track}",
@@ -248,6 +256,17 @@ def compare(
         at_once=at_once,
         device=device,
     )
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Only this one.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every method: what it is, where it comes from, what it needs and costs."""
+    from deepsimplex import catalogue
+
+    catalogue.show(json, name)
 
 
 data_app = typer.Typer(help="Official data sets.", no_args_is_help=True, rich_markup_mode=None)

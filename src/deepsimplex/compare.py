@@ -79,12 +79,13 @@ def run_trial(
     folder: Path,
     *,
     keep: float,
+    score: str | None = None,
     device: str = "auto",
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Train, calibrate and test one method on one trial in its own run folder, or go on there."""
     where = pick_device(device)
-    job = running(trial, recipe, folder, where, keep=keep, report=report)
+    job = running(trial, recipe, folder, where, keep=keep, score=score, report=report)
     return drive([job], where, deterministic=recipe.deterministic)[0]
 
 
@@ -95,12 +96,14 @@ def running(
     where: torch.device,
     *,
     keep: float,
+    score: str | None = None,
     at_once: int = 1,
     donor: Path | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Generator[None, None, dict[str, Any]]:
     """`run_trial`, yielding after every step; for lanes.drive, `at_once` of them on the device.
 
+    `score` is one of the method's own or a detector's name; None takes the method's default.
     `donor` is the folder of another trial's run: if it trained the same recipe on the same
     images, its model is tested here and nothing is trained twice.
     """
@@ -113,6 +116,8 @@ def running(
         "training": fingerprint(*trial.train, *trial.calibration, background),
         "test": fingerprint(*trial.known_test, trial.unknown_test),
     }
+    if score is not None:
+        data["score"] = score
     began = time.perf_counter()
     with Run(folder, recipe, data, device=where) as run:
         if run.results is not None:
@@ -127,6 +132,7 @@ def running(
                 recipe,
                 where,
                 keep=keep,
+                score=score,
                 background=background,
                 calibration=to_tensor(trial.calibration[0]),
                 keeper=run,
@@ -159,7 +165,9 @@ def _borrowed(donor: Path, run: Run, where: torch.device) -> Model | None:
     try:
         other = json.loads((donor / "recipe.json").read_text())
         same = other["recipe"] == run.asked["recipe"]
-        same &= all(other["data"][k] == run.asked["data"][k] for k in ("training", "keep"))
+        told, asked = other["data"], run.asked["data"]
+        same &= all(told[k] == asked[k] for k in ("training", "keep"))
+        same &= told.get("score") == asked.get("score")
         return Model.load(donor / run.model_path.name, str(where)) if same else None
     except (OSError, KeyError, ValueError, DeepSimplexError):
         return None

@@ -1,8 +1,9 @@
 """The trained thing: deciding with reasons, kept in one checksummed file.
 
 The file is safetensors: weights, and metadata with class names, preprocessing, architecture,
-simplex, score, threshold, calibration, recipe and version. A SHA-256 over every byte (its own 64
-counted as zeros) stands in the metadata. Nothing is pickled; nothing in the file is run.
+simplex, score, threshold, calibration, recipe and version; where the score is a detector's, also
+the features and labels of training images that it was fitted to. A SHA-256 over every byte (its
+own 64 counted as zeros) stands in the metadata. Nothing is pickled; nothing in the file is run.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from torch import Tensor
 import deepsimplex
 from deepsimplex import engine
 from deepsimplex.calibration import Threshold
-from deepsimplex.errors import DeepSimplexError, ModelFileError
+from deepsimplex.detectors import Detector, check_score, restore_detector
+from deepsimplex.errors import DeepSimplexError, MissingExtraError, ModelFileError
 from deepsimplex.methods import build_method
-from deepsimplex.methods.base import NUMBERS, Method, check_score
+from deepsimplex.methods.base import NUMBERS, Method
 from deepsimplex.methods.dsc import DSC
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import write_atomically
@@ -37,6 +39,7 @@ _LENGTHS = {"distance": 1, "dot": 2}
 _MARK = b'"deepsimplex":"{\\"sha256\\":\\"'
 _HEADER_LIMIT = 64 << 20
 _SEEN = "seen.digests"
+_KEPT = ("detector.rows", "detector.labels")  # what a detector is fitted to again
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Model:
     unknown_label: Any = None  # the estimator's, if it was given one
     pixels: bool = True  # trained on uint8
     seen: np.ndarray = field(default_factory=lambda: np.zeros((0, 8), np.uint8))  # digests
+    detector: Detector | None = None  # where `score` is not one of the method's own
 
     def __post_init__(self) -> None:
         names = self.classes.tolist() if self.classes.ndim == 1 else []
@@ -94,17 +98,26 @@ class Model:
         """What a score at unit radius is multiplied by before a person sees it."""
         return self._unit(self.score)
 
+    @property
+    def _class_score(self) -> str:
+        """The method's score that classes are told apart by: a detector leaves that to it."""
+        return self.score if self.detector is None else self.method.scores[0]
+
     def _unit(self, score: str) -> float:
         return self.radius ** _LENGTHS.get(score, 0)
 
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
-        by_class, known = engine.scores(self.method, images, self.score)
-        return by_class.numpy() * self.unit, known[self.score].numpy() * self.unit
+        name = self._class_score
+        by_class, known = engine.scores(self.method, images, name)
+        knownness = known[name] if self.detector is None else self.detector.knownness(images)
+        return by_class.numpy() * self._unit(name), knownness.numpy() * self.unit
 
     def all_scores(self, images: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Predictions (n,) and knownness (n,) by every score of the method."""
-        by_class, known = engine.scores(self.method, images, self.score, self.method.scores)
+        """Predictions (n,) and knownness (n,) by every score of the method, and the detector's."""
+        by_class, known = engine.scores(self.method, images, self._class_score, self.method.scores)
+        if self.detector is not None:
+            known[self.score] = self.detector.knownness(images)
         units = {name: values.numpy() * self._unit(name) for name, values in known.items()}
         return by_class.argmax(1).numpy(), units
 
@@ -169,6 +182,9 @@ def _reason(score: str, known: bool, name: Any, value: float, limit: float) -> s
 def _pack(model: Model) -> bytes:
     tensors = {k: v.detach().cpu().contiguous() for k, v in model.method.state_dict().items()}
     tensors[_SEEN] = torch.from_numpy(model.seen)
+    if model.detector is not None:
+        kept = model.detector.rows, model.detector.labels
+        tensors |= {name: t.contiguous() for name, t in zip(_KEPT, kept, strict=True)}
     record: dict[str, Any] = {
         "sha256": "0" * 64,
         "format": FORMAT,
@@ -215,7 +231,7 @@ def _unpack(path: Path) -> Model:
                 "use the deepsimplex that wrote it, or train again",
             )
         return _rebuild(record, tensors)
-    except ModelFileError:
+    except (ModelFileError, MissingExtraError):
         raise
     except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ModelFileError(
@@ -257,23 +273,30 @@ def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     if classes.tolist() != record["classes"]:
         raise ValueError("class names that do not fit their type")
     seen = tensors.pop(_SEEN).numpy()
+    kept = [tensors.pop(name) for name in _KEPT if name in tensors]
     with torch.device("meta"):  # no memory is taken on the word of a header
         method = build_method(recipe.method, recipe.backbone, shape, len(classes), recipe.settings)
     method.load_state_dict(tensors, assign=True)
     if any(t.is_meta for t in (*method.parameters(), *method.buffers())):
         raise ValueError("weights missing")
     method.requires_grad_(False)
-    check_score(method, record["score"])
-    threshold = record["threshold"]
+    score, threshold = record["score"], record["threshold"]
+    pixels = bool(record["preprocessing"]["pixels"])
+    check_score(method, score)
+    detector = None
+    if score not in method.scores:
+        rows, labels = kept
+        detector = restore_detector(score, method, rows, labels, len(classes), pixels)
     return Model(
         method,
         recipe,
         classes,
         shape,
-        record["score"],
+        score,
         None if threshold is None else Threshold.from_json(threshold),
         record["radius"],
         record["unknown_label"],
-        bool(record["preprocessing"]["pixels"]),
+        pixels,
         seen,
+        detector,
     )

@@ -14,7 +14,7 @@ import torch
 from deepsimplex import compare as comparison
 from deepsimplex import tables
 from deepsimplex.data.archives import data_root
-from deepsimplex.data.background import Background, load_background
+from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
 from deepsimplex.data.protocols import (
     BENCHMARKS,
     Trial,
@@ -28,6 +28,7 @@ from deepsimplex.data.protocols import (
 from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.fitting import check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
@@ -43,6 +44,7 @@ def compare(
     family: str,
     numbers: list[int] | int,
     *,
+    score: str | None = None,
     background: str | None,
     root: Path | None,
     out: Path,
@@ -54,8 +56,13 @@ def compare(
 ) -> None:
     """Train and test each method on each trial, or go on where it stopped; then the tables."""
     began = time.perf_counter()
-    for method in methods:
-        method_row(method)
+    if methods == ["all"]:
+        methods = list(METHODS)
+    helped = [method for method in methods if method_row(method).needs_background]
+    if helped and background is None and name != "digits":
+        raise DeepSimplexError(
+            f"a background for {', '.join(helped)}", "none", "give --background, or leave them out"
+        )
     where = pick_device(device)
     at_once = at_once or side_by_side(where)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed)
@@ -68,6 +75,7 @@ def compare(
                 trial = make()
                 if number == makers[0][0]:
                     console.print(_audit(trial))
+                    _check_scores(name, methods, trial, score)
                 for method in methods:
                     recipe = _recipe(name, method, trial, number)
                     if epochs is not None:
@@ -75,31 +83,45 @@ def compare(
                     folder = out / f"{method}-{number}"
                     report = begin(f"{method}, trial {number}")
                     yield comparison.running(
-                        trial, recipe, folder, where, keep=KEEP, at_once=at_once, report=report
+                        with_photographs(trial) if method in helped and not background else trial,
+                        recipe,
+                        folder,
+                        where,
+                        keep=KEEP,
+                        score=score,
+                        at_once=at_once,
+                        report=report,
                     )
 
         for record in drive(jobs(), where, at_once=at_once):
             found[record["method"]].append(record)
     title = name if name in BENCHMARKS else Path(name).stem
     stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
+    stem += f"-{score}" if score else ""
     record = {
         "command": command(),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
-        "notes": _notes(name, family, [number for number, _ in makers], background, methods),
+        "notes": _notes(name, family, [number for number, _ in makers], background, methods, helped)
+        + ([f"Accepted and ranked by the score {score}."] if score else []),
         "methods": found,
     }
-    results.mkdir(parents=True, exist_ok=True)
-    write_json(results / f"{stem}.json", record)
     parts = [out / f"{method}-{n}" / "scores.npz" for method in methods for n, _ in makers]
-    comparison.gather_scores(results / f"{stem}.npz", parts)
-    write_atomically(results / f"{stem}.md", tables.markdown(record).encode())
-    write_atomically(results / f"{stem}.csv", tables.as_csv(record).encode())
+    _publish(record, results / stem, parts)
+
+
+def _publish(record: dict[str, Any], stem: Path, parts: list[Path]) -> None:
+    """Record, scores of every image and tables, beside each other; the table on the screen."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    write_json(stem.with_name(f"{stem.name}.json"), record)
+    comparison.gather_scores(stem.with_name(f"{stem.name}.npz"), parts)
+    write_atomically(stem.with_name(f"{stem.name}.md"), tables.markdown(record).encode())
+    write_atomically(stem.with_name(f"{stem.name}.csv"), tables.as_csv(record).encode())
     heading, body = tables.rows(record)
     table(None, heading, body)
     for note in record["notes"]:
         console.print(note)
-    console.print(f"Written: {results / stem}.json, .npz (scores of every image), .md, .csv")
+    console.print(f"Written: {stem}.json, .npz (scores of every image), .md, .csv")
 
 
 def estimate(
@@ -204,6 +226,14 @@ def _trials(
     ], f"{count} random choices of known classes, seed {seed}"
 
 
+def with_photographs(trial: Trial) -> Trial:
+    """The trial with patches of photographs for background, for a method that needs some."""
+    _, size, _, channels = trial.train[0].shape
+    extra = load_background(PHOTOGRAPHS, Path(), against="", size=size, channels=channels)
+    images, audit = extra.without(frozenset())
+    return dataclasses.replace(trial, background=images, audit=trial.audit | {"background": audit})
+
+
 def _extra(
     background: str | None, root: Path, against: str, size: int, channels: int
 ) -> Background | None:
@@ -219,6 +249,16 @@ def _recipe(name: str, method: str, trial: Trial, number: int) -> Recipe:
         return benchmark_recipe(method, BENCHMARKS[name].augment, seed=number)
     shape = tuple(torch.from_numpy(trial.train[0][:1]).shape[1:])
     return default_recipe(method, (shape[2], *shape[:2]) if len(shape) == 3 else shape, number)
+
+
+def _check_scores(name: str, methods: list[str], trial: Trial, score: str | None) -> None:
+    """Before the first training: can every method be scored so?"""
+    if score is None:
+        return
+    shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
+    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
+    for method in methods:
+        check_request(_recipe(name, method, trial, 0), shape, len(trial.classes), **asked)
 
 
 def _audit(trial: Trial) -> str:
@@ -237,7 +277,12 @@ def _audit(trial: Trial) -> str:
 
 
 def _notes(
-    name: str, family: str, numbers: list[int], background: str | None, methods: list[str]
+    name: str,
+    family: str,
+    numbers: list[int],
+    background: str | None,
+    methods: list[str],
+    helped: list[str],
 ) -> list[str]:
     """What a reader of the table must know."""
     track = f"with background {background}" if background else "without background"
@@ -248,6 +293,8 @@ def _notes(
         without = [method for method in methods if not METHODS[method].uses_background]
         if without:
             notes.append(f"Not using the background: {', '.join(without)}.")
+    elif helped:
+        notes.append(f"With background {PHOTOGRAPHS}, which they need: {', '.join(helped)}.")
     if name in BENCHMARKS:
         repeats = [n for n in repeated_trials(family, name) if n in numbers]
         if repeats:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from deepsimplex.data.archives import load_official
 from deepsimplex.data.folders import image_files
@@ -20,6 +21,9 @@ from deepsimplex.errors import DeepSimplexError
 
 # Background names and the official set behind each; only training images are used.
 NAMED = {"cifar100": "cifar100", "tinyimagenet32": "tinyimagenet", "300k": "300k"}
+
+PHOTOGRAPHS = "photographs"
+"""Patches of the two photographs that come with scikit-learn: the one background always at hand."""
 
 # (background, knowns) → classes left out of the background. A pair that is not here is refused.
 OVERLAPS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -62,6 +66,10 @@ class Background:
 
 def load_background(name: str, root: Path, *, against: str, size: int, channels: int) -> Background:
     """Background by name or folder, fitted, less the classes that overlap with `against`."""
+    if name == PHOTOGRAPHS:
+        images = patches(size, channels)
+        about = {"name": name, "note": "patches of a palace on a lake and of a flower"}
+        return Background(name, name, images, np.full(len(images), ""), about)
     if name not in NAMED:
         return _from_folder(Path(name), size, channels)
     source = NAMED[name]
@@ -85,10 +93,26 @@ def load_background(name: str, root: Path, *, against: str, size: int, channels:
     return Background(name, source, images, classes[keep], audit)
 
 
+def patches(size: int, channels: int, count: int = 2000) -> np.ndarray:
+    """`count` squares of scikit-learn's photographs at three scales: (count, size, size, c)."""
+    from sklearn.datasets import load_sample_images
+
+    random = np.random.default_rng(0)
+    found = np.empty((count, size, size, 3), np.uint8)
+    photographs = [Image.fromarray(image) for image in load_sample_images().images]
+    for number, patch in enumerate(found):
+        picture = photographs[number % len(photographs)]
+        side = min(size * (1, 2, 4)[number % 3], *picture.size)
+        left, top = (int(random.integers(0, room - side + 1)) for room in picture.size)
+        square = picture.crop((left, top, left + side, top + side))
+        patch[:] = np.asarray(square.resize((size, size), Image.Resampling.BOX))
+    return fit(found, size, channels)
+
+
 def _from_folder(folder: Path, size: int, channels: int) -> Background:
     if not folder.is_dir():
         raise DeepSimplexError(
-            f"background among {', '.join(NAMED)}, or a folder of images",
+            f"background among {', '.join((*NAMED, PHOTOGRAPHS))}, or a folder of images",
             f"{str(folder)!r}",
             "check the name or the path",
         )
