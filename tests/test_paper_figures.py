@@ -103,13 +103,13 @@ def test_embeddings_compare_the_three_losses(done):
 
 def test_imbalance_counts_every_class_of_every_seed(done):
     record = done[1]["imbalance"]
-    assert list(record["losses"]) == ["eq. 4", "eq. 6", "eq. 7", "softmax"]
+    assert list(record["losses"]) == ["eq. 4", "eq. 6", "eq. 7", "softmax", "center loss", "CAC"]
     for title, seeds in record["losses"].items():
         assert [one["cut"] for one in seeds] == [0, 1]
         for one, lost in zip(seeds, record["lost"][title], strict=True):
             assert len(one["balanced"]) == len(one["imbalanced"]) == 3
             assert lost == one["balanced"][one["cut"]] - one["imbalanced"][one["cut"]]
-    assert len(record["notes"]) == 5
+    assert len(record["notes"]) == 7
 
 
 def test_imbalance_cuts_one_class_to_a_tenth(tmp_path):

@@ -61,13 +61,18 @@ def closed(
 
 @paper_app.command()
 def table2(
-    quick: Quick = False, device: Device = "auto", data_root: Root = None, out: Out = RUNS,
-    results: Results = None, seeds: Seeds = 3, epochs: Epochs = None,
+    quick: Quick = False, columns: Columns = None, rows: Rows = None, device: Device = "auto",
+    data_root: Root = None, out: Out = RUNS, results: Results = None, seeds: Seeds = 3,
+    epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies with ResNet-18 (table 2)."""
     from deepsimplex.paper import closedset
 
-    closedset.table2(_request(quick, device, data_root, out, results, None, seeds, epochs))
+    closedset.table2(
+        _request(quick, device, data_root, out, results, None, seeds, epochs),
+        _chosen(rows, tuple(closedset.ROWS), "rows"),
+        _chosen(columns, tuple(closedset.COLUMNS), "columns"),
+    )
 
 
 @paper_app.command()
@@ -184,21 +189,23 @@ def _request(
 def _plan(
     family: str, columns: str | None, track: str | None, rows: str | None, trials: int
 ) -> Any:
-    from deepsimplex.errors import DeepSimplexError
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
 
-    def chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
-        wanted = tuple(part.strip() for part in given.split(",")) if given else among
-        for name in wanted:
-            if name not in among:
-                raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(name), "choose")
-        return wanted
-
     return Plan(
         family,
-        chosen(columns, COLUMNS, "columns"),
-        chosen(track, TRACKS, "a track"),
-        chosen(rows, tuple(ROWS), "rows"),
+        _chosen(columns, COLUMNS, "columns"),
+        _chosen(track, TRACKS, "a track"),
+        _chosen(rows, tuple(ROWS), "rows"),
         trials,
     )
+
+
+def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
+    from deepsimplex.errors import DeepSimplexError
+
+    wanted = tuple(part.strip() for part in given.split(",")) if given else among
+    for name in wanted:
+        if name not in among:
+            raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(name), "choose")
+    return wanted

@@ -63,7 +63,11 @@ SIMPLEX_LOSSES = (
     Row("dsc-hinge", "eq. 6", {"head": "none", "margin": MARGIN}),
     Row("dsc-softmax", "eq. 7", {"head": "none", "temperature": 1 / RADIUS**2}),
 )
-CONTROLS = (Row("softmax", "softmax", space="encoder"),)  # the first is what others are held to
+CONTROLS = (  # the first is what others are held to
+    Row("softmax", "softmax", space="encoder"),
+    Row("center", "center loss", space="encoder"),
+    Row("cac", "CAC", space="encoder"),
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

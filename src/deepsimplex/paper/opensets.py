@@ -34,16 +34,37 @@ class Entry:
     """A row of the table: a method with settings, and the row of the paper's that it answers."""
 
     method: str
-    answers: str
+    answers: str | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 ROWS = {
-    "softmax": Entry("softmax", "Softmax"),
     "eq. 4": Entry("dsc", "DSC"),
+    "eq. 5, reading A": Entry("dsc-eq5-a", "DSC"),
+    "eq. 5, reading B": Entry("dsc-eq5-b", "DSC"),
+    "eq. 5, reading C": Entry("dsc-eq5-c", "DSC"),
+    "eq. 6": Entry("dsc-hinge", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
     "eq. 7 + eq. 4": Entry("dsc-blend", "DSC", {"blend": 1.0}),
     "eq. 7, turned": Entry("dsc-turned", "DSC"),
+    "authors' code": Entry("dsc-authors", "DSC"),
+    "softmax": Entry("softmax", "Softmax"),
+    "openmax": Entry("openmax", "OpenMax"),
+    "g-openmax": Entry("g-openmax", "G-OpenMax"),
+    "c2ae": Entry("c2ae", "C2AE"),
+    "cac": Entry("cac", "CAC"),
+    "gcpl": Entry("gcpl", "CPN"),
+    "osrci": Entry("osrci", "OSRCI"),
+    "crosr": Entry("crosr", "CROSR"),
+    "rpl": Entry("rpl", "RPL"),
+    "gdfr": Entry("gdfr", "GDFR"),
+    "arpl": Entry("arpl"),
+    "arpl-cs": Entry("arpl-cs"),
+    "objectosphere": Entry("objectosphere", "Objectosphere"),
+    "entropic": Entry("entropic"),
+    "energy": Entry("energy"),
+    "oe": Entry("oe"),
+    "background-class": Entry("background-class"),
 }
 TRACKS = ("none", "cifar100")
 """Background sets: none, and the CIFAR-100 training classes that are not unknowns."""
@@ -85,18 +106,20 @@ def _show(
     for track in plan.tracks:
         title = "without background" if track == "none" else f"background {track}"
         rows = [
-            [row, *(_cell(found.get((column, track, row)), measure) for column in plan.columns)]
+            [
+                row,
+                *(
+                    _cell(found.get((c, track, row)), measure, printed, c, track, row)
+                    for c in plan.columns
+                ),
+            ]
             for row in plan.rows
             if any((column, track, row) in found for column in plan.columns)
         ]
         if rows:
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
-            table(shown + f"{plan.trials} {plan.family} trials", ("", *plan.columns), rows)
-    columns = [c for c in plan.columns if c in published.COLUMNS]
-    if columns:
-        places = [published.COLUMNS.index(c) for c in columns]
-        rows = [[k, *(published.cell(v[p]) for p in places)] for k, v in printed.items()]
-        table("Published (protocols differ: see the record)", ("", *columns), rows)
+            shown += f"{plan.trials} {plan.family} trials (published, under other protocols)"
+            table(shown, ("", *plan.columns), rows)
     for column, why in missing.items():
         console.print(f"{column}: {why}")
     cells = {key: _measured(key, records) for key, records in found.items()}
@@ -153,7 +176,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
     found: Found = {}
     missing: dict[str, str] = {}
     possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
-    count = len(possible) * len(plan.tracks) * len(plan.rows) * plan.trials
+    count = len(possible) * plan.trials * sum(fits(r, t) for r in plan.rows for t in plan.tracks)
 
     with training("Training", trainings=count) as begin:
 
@@ -192,7 +215,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
                         for column in columns
                     }
                     for row in plan.rows:
-                        if track == "none" or method_row(ROWS[row].method).uses_background:
+                        if fits(row, track):
                             yield job(track, number, row, group)
 
         drive(jobs(), where, at_once=at_once)
@@ -201,6 +224,12 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
         key: sorted(found[key], key=lambda record: record["seed"]) for key in order if key in found
     }
     return in_order, missing
+
+
+def fits(row: str, track: str) -> bool:
+    """Whether a method belongs in a track: those that must, or cannot, use background."""
+    about = method_row(ROWS[row].method)
+    return not about.needs_background if track == "none" else about.uses_background
 
 
 def _alike(columns: list[str], family: str) -> list[list[str]]:
@@ -242,8 +271,24 @@ def _background(track: str, column: str, root: Path) -> Background | None:
     )
 
 
-def _cell(records: list[dict[str, Any]] | None, measure: str) -> str:
-    return tables.spread(tables.summary(records, (measure,))[measure]) if records else "–"
+def _cell(
+    records: list[dict[str, Any]] | None,
+    measure: str,
+    printed: dict[str, tuple[published.Cell, ...]],
+    column: str,
+    track: str,
+    row: str,
+) -> str:
+    """Ours, and in brackets the published cell of the row it answers, in the same track."""
+    if not records:
+        return "–"
+    ours = tables.spread(tables.summary(records, (measure,))[measure])
+    theirs = ROWS[row].answers
+    if column not in published.COLUMNS or theirs not in printed:
+        return ours
+    if (theirs in published.WITH_BACKGROUND) != (track != "none"):
+        return ours
+    return f"{ours} ({published.cell(printed[theirs][published.COLUMNS.index(column)])})"
 
 
 def _slug(name: str) -> str:

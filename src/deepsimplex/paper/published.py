@@ -28,6 +28,8 @@ AUROC: dict[str, tuple[Cell, ...]] = {
     ),
 }  # fmt: skip
 
+WITH_BACKGROUND = ("DSC", "Objectosphere")
+
 # Best published without background on ARPL's splits, with its source.
 BEST_WITHOUT_BACKGROUND = {
     "mnist": (99.7, "ARPL+CS, 2021"),

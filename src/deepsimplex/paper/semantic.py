@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Controls after the first: features of a learned head are the encoder's.
-METHODS = (Row("dsc", "DSC"), Row("softmax", "softmax", space="encoder"))
+METHODS = (
+    Row("dsc", "DSC"),
+    Row("softmax", "softmax", space="encoder"),
+    Row("center", "center loss", space="encoder"),
+    Row("cac", "CAC", space="encoder"),
+)
 TRAINED = ("airplane", "automobile", "bird", "cat", "deer", "frog")
 CLAIMS = {"dog": "cat", "truck": "automobile", "horse": "deer", "ship": "airplane"}
 PUBLISHED = (5.8, 6.7)  # least and most distance between trained classes; u is not given
