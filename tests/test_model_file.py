@@ -18,6 +18,7 @@ from deepsimplex.errors import DeepSimplexError, ModelFileError
 from deepsimplex.fitting import calibrate, fit_model
 from deepsimplex.methods.base import Normalise
 from deepsimplex.model import Model
+from deepsimplex.recipes import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +298,19 @@ def test_nothing_to_calibrate_on_keeps_everything(model):
         empty = calibrate(model, torch.zeros(0, 1, 8, 8, dtype=torch.uint8), 0.9, by=by)
         assert empty.threshold.values == (-np.inf,) * count
         assert re.search("everything is kept|keep everything", empty.threshold.meaning())
+
+
+def test_a_mirrored_model_scores_the_mean_output(tmp_path):
+    images, labels = toys.tensors(*toys.pictures(60))
+    plan = toys.quick("dsc", 3, mirror=True)
+    model = fit_model(images, labels, list("abc"), plan, device="cpu", keep=0.9)
+    outputs = [engine.outputs(model.method, view) for view in (images, images.flip(3))]
+    expected = model.method.class_scores((outputs[0] + outputs[1]) / 2, "distance")
+    by_class, known = model.scores(images)
+    assert np.allclose(by_class, expected, atol=1e-6)
+    assert np.array_equal(model.all_scores(images.flip(3))[1]["distance"], known)
+    model.save(tmp_path / "m.safetensors")
+    assert np.array_equal(Model.load(tmp_path / "m.safetensors", "cpu").scores(images)[1], known)
+    vectors, targets = (torch.from_numpy(part) for part in toys.vectors())
+    with pytest.raises(DeepSimplexError, match="images to mirror"):
+        fit_model(vectors, targets, list("abc"), Recipe(backbone="mlp", mirror=True), device="cpu")

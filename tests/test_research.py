@@ -11,6 +11,7 @@ import toys
 from PIL import Image
 
 from deepsimplex.cli import run
+from deepsimplex.methods import METHODS
 from deepsimplex.tables import rows
 
 
@@ -32,6 +33,25 @@ def root(tmp_path_factory):
         flat = images.transpose(0, 3, 1, 2).reshape(40, -1)
         (cifar / name).write_bytes(files.python_2_batch(flat, labels.tolist()))
     return root
+
+
+def test_rows_that_need_a_background_ask_for_it(tmp_path, capsys):
+    words = ["compare", "mnist", "--methods", "softmax,entropic,oe", "--data-root", str(tmp_path)]
+    assert run(words) == 1
+    assert "expected a background for entropic, oe; got none" in capsys.readouterr().err
+
+
+def test_all_rows_on_digits(tmp_path, monkeypatch, capsys):
+    few = {name: METHODS[name] for name in ("softmax", "entropic")}
+    for name in set(METHODS) - set(few):
+        monkeypatch.delitem(METHODS, name)
+    words = ["compare", "digits", "--methods", "all", "--trials", "1", "--epochs", "1"]
+    assert run([*words, "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "compare-digits-arpl.json").read_text())
+    assert list(record["methods"]) == list(few)
+    used = {name: runs[0]["background"] for name, runs in record["methods"].items()}
+    assert used == {"softmax": False, "entropic": True}
+    assert "With background photographs, which they need: entropic." in record["notes"]
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10"])

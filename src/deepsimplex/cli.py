@@ -77,9 +77,7 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    method: Annotated[
-        str, typer.Option(help="dsc, dsc-hinge, dsc-softmax, dsc-authors or softmax.")
-    ] = "dsc",
+    method: Annotated[str, typer.Option(help="dsc, softmax …: see `deepsimplex methods`.")] = "dsc",
     backbone: Annotated[str, typer.Option(help="auto picks by image size.")] = "auto",
     known: Annotated[
         str | None, typer.Option(help="Train these classes only, e.g. 'cat,dog'.")
@@ -200,7 +198,7 @@ def check(
 def estimate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs; the same command resumes.")],
-    method: Annotated[str, typer.Option(help="dsc, dsc-hinge, dsc-softmax, softmax …")] = "dsc",
+    method: Annotated[str, typer.Option(help="dsc …: see `deepsimplex methods`.")] = "dsc",
     leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,

@@ -45,6 +45,8 @@ def check_request(
     """Refuse what could not be done, before anything is trained or written."""
     check_promise(keep, guarantee, by)
     check_augment(recipe.augment, shape)
+    if recipe.mirror and len(shape) != 3:
+        raise DeepSimplexError("images to mirror", f"samples of shape {shape}", "leave mirror out")
     if not 0 < radius < np.inf:
         raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")
     name = resolve_backbone(recipe.backbone, shape)

@@ -109,13 +109,19 @@ class Model:
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
         name = self._class_score
-        by_class, known = engine.scores(self.method, images, name)
+        by_class, known = engine.scores(self.method, images, name, mirror=self.recipe.mirror)
         knownness = known[name] if self.detector is None else self.detector.knownness(images)
         return by_class.numpy() * self._unit(name), knownness.numpy() * self.unit
 
     def all_scores(self, images: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Predictions (n,) and knownness (n,) by every score of the method, and the detector's."""
-        by_class, known = engine.scores(self.method, images, self._class_score, self.method.scores)
+        by_class, known = engine.scores(
+            self.method,
+            images,
+            self._class_score,
+            self.method.scores,
+            mirror=self.recipe.mirror,
+        )
         if self.detector is not None:
             known[self.score] = self.detector.knownness(images)
         units = {name: values.numpy() * self._unit(name) for name, values in known.items()}

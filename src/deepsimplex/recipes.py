@@ -33,6 +33,7 @@ class Recipe:
     average: float = 0.0  # decay of a running average of the weights, which is kept; 0: the last
     augment: str = "none"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    mirror: bool = False  # score the mean output of an image and its mirror image
     deterministic: bool = False
     calibration: float = 0.2  # share of the known training images held out for the threshold
     seed: int = 0

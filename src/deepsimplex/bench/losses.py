@@ -7,11 +7,12 @@ everything is measured in float32 and again under bfloat16 autocast. A ratio is 
 over the simplex loss's of the same group: above 1, the simplex loss is faster.
 
     group       variant
-    with head   simplex, compiled, kernel; cross-entropy, compiled; ArcFace
-    loss alone  simplex, compiled, kernel; cross-entropy
+    with head   simplex, compiled, kernel; cross-entropy, compiled; ArcFace; basis
+    loss alone  simplex, compiled, kernel; cross-entropy; basis
 
 "simplex" is the formula as written, "compiled" torch.compile of the whole of it, "kernel"
-kernels/loss.py, GPU only, which losses.simplex_loss takes from MANY classes on.
+kernels/loss.py, GPU only, which losses.simplex_loss takes from MANY classes on; "basis" is
+Do et al.'s loss, which looks at all C centres where eq. 4 looks at one (methods/basis.py).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from deepsimplex.bench.timing import (
 )
 from deepsimplex.engine import pick_device
 from deepsimplex.losses import MANY
+from deepsimplex.methods.basis import basis_loss
 from deepsimplex.simplex import Simplex, constants, own_squared_distance, split_constant, wide
 from deepsimplex.terminal import console, table
 
@@ -195,12 +197,13 @@ def variants(setting: Setting) -> dict[tuple[str, str], Callable[[], object]]:
         KERNEL: (C - 1, lambda f: kernel_loss(simplex, f, y), False),
         "cross-entropy": (C, lambda z: F.cross_entropy(z, y), False),
         "cross-entropy, compiled": (C, lambda z: F.cross_entropy(z, y), True),
+        "basis": (C, lambda z: basis_loss(F.normalize(wide(z), dim=1), y), False),
     }
     found: dict[tuple[str, str], Callable[[], object]] = {}
     for name, way in criteria.items():
         found[HEAD, name] = problem.call(*way, head=True)
     found[HEAD, "ArcFace"] = Prepared(problem.arcface, "fails")
-    for name in (SIMPLEX, COMPILED, KERNEL, "cross-entropy"):
+    for name in (SIMPLEX, COMPILED, KERNEL, "cross-entropy", "basis"):
         found[ALONE, name] = problem.call(*criteria[name], head=False)
     return found
 

@@ -36,7 +36,7 @@ class DSCSettings:
     margin: float | Literal["auto"] = 0.5  # eqs. 5 and 6 at unit radius
     temperature: float = 1.0  # eq. 7
     label_smoothing: float = 0.0  # eq. 7
-    blend: float = 0.1  # weight of eq. 4 beside eq. 7
+    blend: float = 1.0  # weight of eq. 4 beside eq. 7 (docs/decisions/0012)
     radius: float = 64.0  # the paper's u, for loss "literal" alone
     background: Literal["centroid", "hinge-A", "hinge-B", "hinge-C"] = "centroid"
     background_weight: float = 1.0

@@ -89,7 +89,7 @@ METHODS: dict[str, Row] = {
     "dsc-softmax": Row(
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
     ),
-    "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 with a share of eq. 4", True),
+    "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 + eq. 4", True),
     "dsc-turned": Row(
         Turned,
         DSCSettings(loss="softmax"),

@@ -45,7 +45,7 @@ ROWS = {
     "eq. 5, reading C": Entry("dsc-eq5-c", "DSC"),
     "eq. 6": Entry("dsc-hinge", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
-    "eq. 7 + eq. 4": Entry("dsc-blend", "DSC", {"blend": 1.0}),
+    "eq. 7 + eq. 4": Entry("dsc-blend", "DSC"),
     "eq. 7, turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
