@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from deepsimplex import engine, layers, metrics
+from deepsimplex import engine, inference, layers, metrics
 from deepsimplex.batches import TrainingSet
 from deepsimplex.bench.training import plain_epochs
 from deepsimplex.data.protocols import benchmark_trial
@@ -58,8 +58,8 @@ def main() -> None:
     def test(method: Any) -> dict[str, float]:
         method.eval()
         known, unknown = to_tensor(trial.known_test[0]), to_tensor(trial.unknown_test)
-        by_class, scores = engine.scores(method, known[: args.images], "max_logit")
-        _, other = engine.scores(method, unknown[: args.images], "max_logit")
+        by_class, scores = inference.scores(method, known[: args.images], "max_logit")
+        _, other = inference.scores(method, unknown[: args.images], "max_logit")
         labels = trial.known_test[1][: args.images]
         return {
             "accuracy": metrics.accuracy(labels, by_class.argmax(1).numpy()),

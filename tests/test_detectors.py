@@ -17,7 +17,7 @@ import torch
 import toys
 from safetensors.torch import load as from_safetensors
 
-from deepsimplex import OpenSetClassifier, detector_table, detectors, engine, metrics
+from deepsimplex import OpenSetClassifier, detector_table, detectors, inference, metrics
 from deepsimplex.cli import run
 from deepsimplex.compare import running
 from deepsimplex.data.protocols import digits_trial
@@ -149,7 +149,7 @@ def test_the_linear_head_of_softmax_and_dsc(models, data):
     vertices = dsc.simplex.centres(torch.arange(3), torch.float64)
     assert torch.allclose(found.weight, vertices @ dsc.head.fc.weight.double(), atol=1e-12)
     features = compute_features(dsc, data[0]).double()
-    scores = engine.scores(dsc, data[0], "dot")[0]
+    scores = inference.scores(dsc, data[0], "dot")[0]
     assert torch.allclose(features @ found.weight.T + found.bias, scores, atol=1e-5)
 
 
@@ -185,7 +185,7 @@ def test_only_a_linear_head_is_one(name, changes, linear, stand_in):
 @pytest.mark.parametrize("name", detector_table.LOGIT_SCORES)
 def test_logit_scores_of_dsc(name, models, data, no_library):
     model = models["dsc"]
-    z = engine.scores(model.method, data[0], "dot")[0].numpy()
+    z = inference.scores(model.method, data[0], "dot")[0].numpy()
     log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
     expected = {
         "max_logit": z.max(1),
@@ -198,7 +198,7 @@ def test_logit_scores_of_dsc(name, models, data, no_library):
     assert np.allclose(detector.knownness(data[0]).numpy(), expected, atol=1e-12)
     # Softmax has these of its own, and they are the same.
     softmax = models["softmax"].method
-    own = engine.scores(softmax, data[0], name)[1][name]
+    own = inference.scores(softmax, data[0], name)[1][name]
     assert torch.allclose(fit_detector(name, softmax, *data, 3).knownness(data[0]), own, atol=1e-12)
 
 
@@ -392,7 +392,7 @@ def test_odin_without_its_step_is_max_softmax(models, data, monkeypatch):
     monkeypatch.setitem(detector_table.ODIN, "eps", 0.0)
     monkeypatch.setitem(detector_table.ODIN, "temperature", 1.0)
     plain = fit_detector("odin", model.method, *data, 3).knownness(data[0])
-    own = engine.scores(model.method, data[0], "max_probability")[1]["max_probability"].exp()
+    own = inference.scores(model.method, data[0], "max_probability")[1]["max_probability"].exp()
     assert torch.allclose(plain, own, atol=1e-7)
     monkeypatch.setitem(detector_table.ODIN, "temperature", 1000.0)
     still = fit_detector("odin", model.method, *data, 3).knownness(data[0])
@@ -411,7 +411,7 @@ def test_mahalanobis_with_the_identity_at_the_vertices_is_the_distance():
     labels = torch.arange(3).repeat_interleave(2 * d)
     detector = restore_detector("mahalanobis", method, rows, labels, 3, True)
     images = strange()
-    distance = engine.scores(method, images, "distance")[1]["distance"]
+    distance = inference.scores(method, images, "distance")[1]["distance"]
     found = detector.knownness(images)
     assert torch.allclose(found, -(distance**2) / (2 * len(rows)), rtol=1e-5)
     assert torch.equal(found.argsort(), distance.argsort())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepsimplex import engine
+from deepsimplex import engine, inference
 from deepsimplex.batches import Feed, TrainingSet, balanced_order, epoch_order, passes
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
@@ -528,8 +528,8 @@ def test_passes_see_every_image_once():
 def test_outputs_and_scores_see_every_image():
     method = fresh().eval()
     images = torch.randn(2500, 4)
-    assert engine.outputs(method, images).shape == (2500, 8)
-    by_class, known = engine.scores(method, images, "dot")
+    assert inference.outputs(method, images).shape == (2500, 8)
+    by_class, known = inference.scores(method, images, "dot")
     assert by_class.shape == (2500, 3)
     assert by_class.dtype == torch.float64
     assert torch.allclose(known["dot"], by_class.amax(1))

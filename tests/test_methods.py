@@ -11,7 +11,7 @@ import torch
 import toys
 from torch import nn
 
-from deepsimplex import engine, losses, metrics
+from deepsimplex import engine, inference, losses, metrics
 from deepsimplex.batches import TrainingSet
 from deepsimplex.errors import DeepSimplexError, Stopped
 from deepsimplex.fitting import fit_model
@@ -95,7 +95,7 @@ def test_it_learns_and_knowns_score_above_unknowns(name):
 @every_row
 def test_scores_are_finite_ordered_and_of_the_right_shape(name):
     method = trained(name).method
-    outputs = engine.outputs(method, batch().images)
+    outputs = inference.outputs(method, batch().images)
     decisions = set()
     for score in method.scores:
         by_class = method.class_scores(outputs, score)
@@ -232,7 +232,7 @@ def test_each_background_term_falls_on_background_it_has_not_seen(term):
     )
 
     def value(method):
-        features, background = engine.outputs(method, images), engine.outputs(method, unseen)
+        features, background = inference.outputs(method, images), inference.outputs(method, unseen)
         if term == "centroid":
             return float(losses.centroid_pull(method.simplex, background))
         reading = term[-1]

@@ -13,7 +13,7 @@ import torch
 import toys
 from safetensors.torch import save_file
 
-from deepsimplex import engine
+from deepsimplex import engine, inference
 from deepsimplex.errors import DeepSimplexError, ModelFileError
 from deepsimplex.fitting import calibrate, fit_model
 from deepsimplex.methods.base import Normalise
@@ -216,7 +216,7 @@ class Spy:
 
     def __init__(self, monkeypatch):
         self.trained = self.normalised = self.scored = None
-        train, fit, scores = engine.training, Normalise.fit, engine.scores
+        train, fit, scores = engine.training, Normalise.fit, inference.scores
 
         def spy_train(method, data, *rest, **more):
             self.trained = data.images
@@ -232,7 +232,7 @@ class Spy:
 
         monkeypatch.setattr(engine, "training", spy_train)
         monkeypatch.setattr(Normalise, "fit", spy_fit)
-        monkeypatch.setattr(engine, "scores", spy_scores)
+        monkeypatch.setattr(inference, "scores", spy_scores)
 
 
 def rows(images):
@@ -304,7 +304,7 @@ def test_a_mirrored_model_scores_the_mean_output(tmp_path):
     images, labels = toys.tensors(*toys.pictures(60))
     plan = toys.quick("dsc", 3, mirror=True)
     model = fit_model(images, labels, list("abc"), plan, device="cpu", keep=0.9)
-    outputs = [engine.outputs(model.method, view) for view in (images, images.flip(3))]
+    outputs = [inference.outputs(model.method, view) for view in (images, images.flip(3))]
     expected = model.method.class_scores((outputs[0] + outputs[1]) / 2, "distance")
     by_class, known = model.scores(images)
     assert np.allclose(by_class, expected, atol=1e-6)

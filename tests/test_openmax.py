@@ -10,7 +10,7 @@ import toys
 from scipy import stats
 from torch import nn
 
-from deepsimplex import engine
+from deepsimplex import inference
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods.base import Batch
@@ -182,7 +182,7 @@ def test_training_ends_with_tails_that_hold_most_of_the_knowns():
     images, labels = toys.tensors(*toys.pictures(120))
     model = fit_model(images, labels, list("abc"), toys.quick("openmax", 15), device="cpu")
     method = model.method
-    z = engine.outputs(method, images).double()
+    z = inference.outputs(method, images).double()
     w = tail_probability(all_distances(z, method.means.double(), "euclid"), method.tails)
     own = w.gather(1, labels[:, None])
     assert own.median() < 0.1

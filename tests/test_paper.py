@@ -8,7 +8,8 @@ import pytest
 from deepsimplex import engine
 from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.paper import published
+from deepsimplex.methods import METHODS
+from deepsimplex.paper import opensets, published, rivals
 from deepsimplex.paper.readme import update
 
 
@@ -95,6 +96,32 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert len(screens) == 9
     assert all(set(study.look) == {"held"} for study in screens)
     assert all(len(study.images) > len(screens[0].images) for study in final)
+
+
+def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
+    words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
+    assert paper("rivals", *words) == 0
+    found = record(here, "rivals")
+    assert [line["row"] for line in found["rows"]] == ["softmax", "cac", "center"]  # oe needs some
+    assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
+    fields = {"trainings at once": 1, "seconds": 1.0, "commit": "x", "score": "s", "method": "m"}
+    fields |= dict.fromkeys(("epochs", "seed", "accuracy", "oscr", "fpr95", "auroc_by_score"), 0)
+    near, far = (
+        rivals._line("none", "softmax", fields | {"auroc": auroc}, "cifar10")
+        for auroc in (0.70, 0.90)
+    )
+    assert (near["published"], near["why"]) == ((67.7, 3.2), None)
+    assert "Neal" in far["why"]
+    simplex = fields | {"auroc": 0.5}
+    assert rivals._line("none", "eq. 4", simplex, "cifar10")["published"] is None
+    assert rivals._line("cifar100", "eq. 4", simplex, "cifar10")["published"] == (93.8, 0.3)
+    assert rivals._line("none", "arpl", simplex, "cifar10")["why"] is None
+
+
+def test_every_published_row_has_its_reason():
+    assert set(rivals.REASONS) == set(published.AUROC)
+    assert {e.answers for e in opensets.ROWS.values()} - {None} == set(published.AUROC)
+    assert {e.method for e in opensets.EVERY.values()} == set(METHODS)
 
 
 def test_published_rows_fit_the_columns():

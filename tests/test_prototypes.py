@@ -9,7 +9,7 @@ import pytest
 import torch
 import toys
 
-from deepsimplex import engine
+from deepsimplex import inference
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods import METHODS, build_method
@@ -174,7 +174,7 @@ def own_distance(weight):
     plan = toys.quick("gcpl", 10, settings={"weight": weight})
     plan = dataclasses.replace(plan, learning_rate=0.03 * METHODS["gcpl"].rate)
     method = fit_model(images, labels, list("abc"), plan, device="cpu").method
-    features = engine.outputs(method, images)
+    features = inference.outputs(method, images)
     with torch.no_grad():
         distances = point_distances(features, method.points) / features.shape[1]
     return float(distances.gather(1, labels[:, None]).mean())

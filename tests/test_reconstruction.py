@@ -6,7 +6,7 @@ import pytest
 import torch
 import toys
 
-from deepsimplex import engine
+from deepsimplex import engine, inference
 from deepsimplex.backbones import build_backbone
 from deepsimplex.batches import TrainingSet
 from deepsimplex.errors import DeepSimplexError
@@ -122,7 +122,7 @@ def test_c2ae_decodes_what_stays_frozen_and_best_by_the_true_label():
     for name, tensor in between.items():
         moved = name.startswith(("method.scale", "method.shift", "method.decoder"))
         assert torch.equal(tensor, end[name]) != moved or "num_batches" in name, name
-    errors = engine.outputs(method, images)[:, 3:]
+    errors = inference.outputs(method, images)[:, 3:]
     by_label = torch.stack([errors[labels == y].mean(0) for y in range(3)])
     assert (by_label.diag()[:, None] <= by_label).all()
     assert by_label.argmin(1).tolist() == [0, 1, 2]

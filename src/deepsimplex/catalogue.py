@@ -60,8 +60,8 @@ def show(as_json: bool, only: str | None = None) -> None:
         for record in members:
             _print(record)
     console.print(
-        f"\n{len(records)} row{'s' * (len(records) > 1)}. Cost: a whole training on digits, two cores, in those of softmax. "
-        f"Stages in epochs of {EPOCHS}.",
+        f"\n{len(records)} row{'s' * (len(records) > 1)}. Cost: a whole training on digits, two "
+        f"cores, in those of softmax. Stages in epochs of {EPOCHS}.",
         style="dim",
     )
 

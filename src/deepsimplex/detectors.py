@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepsimplex import engine
+from deepsimplex import inference
 from deepsimplex.detector_table import CALLS, DETECTORS, Logits, Parts, Row
 from deepsimplex.errors import DeepSimplexError, MissingExtraError
 from deepsimplex.frozen import compute_features
@@ -189,7 +189,7 @@ def _seen(
 ) -> Tensor:
     """What the detector sees of raw images: f (n, d) in float32 or z (n, C) in float64, CPU."""
     if DETECTORS[name].sees == "logits":
-        return engine.scores(method, images, score)[0]
+        return inference.scores(method, images, score)[0]
     return compute_features(method, images, cache)
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 import deepsimplex
-from deepsimplex import engine
+from deepsimplex import engine, inference
 from deepsimplex.calibration import Threshold
 from deepsimplex.detectors import Detector, check_score, restore_detector
 from deepsimplex.errors import DeepSimplexError, MissingExtraError, ModelFileError
@@ -109,13 +109,13 @@ class Model:
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
         name = self._class_score
-        by_class, known = engine.scores(self.method, images, name, mirror=self.recipe.mirror)
+        by_class, known = inference.scores(self.method, images, name, mirror=self.recipe.mirror)
         knownness = known[name] if self.detector is None else self.detector.knownness(images)
         return by_class.numpy() * self._unit(name), knownness.numpy() * self.unit
 
     def all_scores(self, images: Tensor) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Predictions (n,) and knownness (n,) by every score of the method, and the detector's."""
-        by_class, known = engine.scores(
+        by_class, known = inference.scores(
             self.method,
             images,
             self._class_score,

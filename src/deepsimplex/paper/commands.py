@@ -143,6 +143,19 @@ def dam(
 
 
 @paper_app.command()
+def rivals(
+    quick: Quick = False, rows: Rows = None, device: Device = "auto", data_root: Root = None,
+    out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+) -> None:  # fmt: skip
+    """Every method once, CIFAR-10's first split."""
+    from deepsimplex.paper import rivals as study
+    from deepsimplex.paper.opensets import EVERY
+
+    request = _request(quick, device, data_root, out, results, None, 1, epochs)
+    study.rivals(request, _chosen(rows, tuple(EVERY), "rows"))
+
+
+@paper_app.command()
 def claims(
     quick: Quick = False, device: Device = "auto", out: Out = RUNS, results: Results = None,
 ) -> None:  # fmt: skip

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from deepsimplex import engine
+from deepsimplex import inference
 from deepsimplex.data.archives import load_official
 from deepsimplex.data.sources import load_data, to_tensor
 from deepsimplex.errors import DeepSimplexError
@@ -117,7 +117,7 @@ def look(row: Row, study: Study, outcome: Outcome, name: str, request: Request, 
         return outcome.outputs[name]
     path: Path = request.runs(of) / study.name / "model.safetensors"
     encoder = Model.load(path, request.device).method.encoder
-    return engine.outputs(encoder, to_tensor(study.look[name])).numpy()
+    return inference.outputs(encoder, to_tensor(study.look[name])).numpy()
 
 
 def simplex(request: Request) -> None:

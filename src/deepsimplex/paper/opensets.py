@@ -20,7 +20,7 @@ from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, split
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.lanes import drive, side_by_side
-from deepsimplex.methods import method_row, settings_for
+from deepsimplex.methods import METHODS, method_row, settings_for
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
@@ -66,6 +66,10 @@ ROWS = {
     "oe": Entry("oe"),
     "background-class": Entry("background-class"),
 }
+EVERY = ROWS | {
+    name: Entry(name) for name in METHODS if name not in {entry.method for entry in ROWS.values()}
+}
+"""The rows of table 1, then all other methods under their own names."""
 TRACKS = ("none", "cifar100")
 """Background sets: none, and the CIFAR-100 training classes that are not unknowns."""
 
@@ -228,7 +232,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
 
 def fits(row: str, track: str) -> bool:
     """Whether a method belongs in a track: those that must, or cannot, use background."""
-    about = method_row(ROWS[row].method)
+    about = method_row(EVERY[row].method)
     return not about.needs_background if track == "none" else about.uses_background
 
 
@@ -242,7 +246,7 @@ def _alike(columns: list[str], family: str) -> list[list[str]]:
 
 
 def recipe_for(row: str, column: str, number: int, epochs: int | None) -> Recipe:
-    entry = ROWS[row]
+    entry = EVERY[row]
     if column == "digits":
         recipe = digits_recipe(entry.method, seed=number)
     else:

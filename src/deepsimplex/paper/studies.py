@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deepsimplex import engine
+from deepsimplex import engine, inference
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.errors import NonFiniteLossError
 from deepsimplex.fitting import fitting
@@ -105,7 +105,7 @@ def _trained(
     model.save(run.model_path)
     arrays = {}
     for name, images in study.look.items():
-        outputs = engine.outputs(model.method, to_tensor(images))
+        outputs = inference.outputs(model.method, to_tensor(images))
         by_class = model.method.class_scores(outputs.to(where), model.score)
         arrays[f"outputs.{name}"] = outputs.numpy()
         arrays[f"predicted.{name}"] = by_class.argmax(1).numpy(force=True)
