@@ -1,7 +1,7 @@
 """The cost of each method in trainings of softmax, from a record of `compare`.
 
     deepsimplex compare digits --methods all --trials 2
-    python benchmarks/costs.py results/compare-digits-arpl.json
+    python benchmarks/costs.py results/compare-digits-arpl-all.json
 
 Writes src/deepsimplex/methods/costs.json, which `deepsimplex methods` shows: whole trainings with
 all their stages, calibration and test, one after another on an idle machine; the faster of the

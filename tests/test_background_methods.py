@@ -178,3 +178,8 @@ def test_bad_settings_and_a_batch_without_background():
     batch = hand_batch()
     with pytest.raises(DeepSimplexError, match="a batch with background"):
         by_hand("oe").loss(Batch(batch.images, batch.labels, None, batch.step))
+
+
+def test_no_epochs_are_no_epochs():
+    stages = build_method("energy", "small", (1, 8, 8), 3).stages(0)
+    assert [stage.epochs for stage in stages] == [0, 0]

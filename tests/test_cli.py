@@ -205,7 +205,7 @@ def test_image_files_need_a_square_model_of_pixels(tmp_path, capsys):
         assert "as trained; got image files; give a .npz file" in capsys.readouterr().err
         words = ["--out", str(tmp_path / "x"), "--background", str(tmp_path)]
         assert run(["train", str(tmp_path / f"{name}.npz"), *words]) == 1
-        assert "a folder of images as background" in capsys.readouterr().err
+        assert "square images of bytes to stand against" in capsys.readouterr().err
 
 
 def test_background_reaches_the_training(folder, tmp_path, capsys):

@@ -253,7 +253,7 @@ def test_loading_by_part_and_table(tmp_path):
 def test_bad_images_are_left_out_when_asked(tmp_path):
     fill(tmp_path, "cat/1.png", "cat/2.png", "dog/1.png")
     (tmp_path / "cat" / "1.png").write_bytes(b"no")
-    with pytest.raises(DeepSimplexError, match="leave them out with on_bad 'skip'"):
+    with pytest.raises(DeepSimplexError, match="--on-bad skip"):
         load_data(str(tmp_path))
     for cache in (None, tmp_path.parent / "decoded"):
         data = load_data(str(tmp_path), on_bad="skip", cache=cache)

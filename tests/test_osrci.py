@@ -220,3 +220,8 @@ def test_only_pictures():
     images, labels = toys.tensors(*toys.pictures(30))
     with pytest.raises(DeepSimplexError, match="no frozen backbone for method 'osrci'"):
         fit_model(images, labels, list("abc"), toys.quick("osrci", 3), device="cpu", freeze=True)
+
+
+def test_between_two_classes_nothing_is_below_a_half():
+    with pytest.raises(DeepSimplexError, match="more than 2 classes"):
+        build_method("g-openmax", "small", (1, 8, 8), 2)

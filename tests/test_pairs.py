@@ -6,9 +6,12 @@ import numpy as np
 import oracles
 import pytest
 import torch
+import toys
 from torch import nn
 
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.fitting import fit_model
+from deepsimplex.methods import build_method
 from deepsimplex.methods.base import Batch
 from deepsimplex.methods.pairs import (
     LOSSES,
@@ -257,3 +260,14 @@ def test_terms_stand_beside_cross_entropy(settings):
 def test_bad_settings(build, words):
     with pytest.raises(DeepSimplexError, match=words):
         build()
+
+
+@pytest.mark.parametrize("name", ["marginal", "range"])
+def test_a_frozen_backbone_stays(name):
+    images, labels = toys.tensors(*toys.pictures(40))
+    plan = toys.quick(name, 2)
+    torch.manual_seed(plan.seed)
+    before = build_method(name, "small", (1, 8, 8), 3).encoder.backbone.state_dict()
+    model = fit_model(images, labels, list("abc"), plan, device="cpu", freeze=True)
+    for key, weight in model.method.encoder.backbone.state_dict().items():
+        assert torch.equal(weight, before[key]), key

@@ -209,6 +209,16 @@ def test_claims_that_do_not(here):
     assert set(verdicts.values()) == {"does not hold"}
 
 
+def test_claims_are_not_judged_without_their_rows(here):
+    records = made_records()
+    records["table1"]["cells"] = records["table1"]["cells"][:1]
+    records["table2"]["cells"] = records["table2"]["cells"][1:]
+    verdicts = judged(here, records)
+    for claim in ("better than softmax, open set", "background helps"):
+        assert verdicts[claim] == "not measured"
+    assert verdicts["better than softmax, closed set"] == "not measured"
+
+
 def test_claims_without_records_name_the_command(here, capsys):
     verdicts = judged(here, {})
     assert [v for v in verdicts.values() if v != "not measured"] == ["holds for the decision"]

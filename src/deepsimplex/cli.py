@@ -90,7 +90,8 @@ def train(
     by: Annotated[str, typer.Option(help="One threshold for all, or by predicted class.")] = "all",
     score: Score = None,
     background: Annotated[
-        Path | None, typer.Option(help="Folder of images that are none of the classes.")
+        Path | None,
+        typer.Option(help="Folder of images that are none of the classes, or photographs."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(min=2)] = None,

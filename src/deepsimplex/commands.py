@@ -19,6 +19,7 @@ from torch import Tensor
 from deepsimplex import compare
 from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
+from deepsimplex.data.background import PHOTOGRAPHS, load_background
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
@@ -26,7 +27,12 @@ from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_pretrained, check_request, fit_model
+from deepsimplex.fitting import (
+    check_background,
+    check_pretrained,
+    check_request,
+    fit_model,
+)
 from deepsimplex.methods import settings_for
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model
@@ -77,6 +83,7 @@ def train(
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     promise |= {"score": score, "radius": radius}
     check_request(recipe, shape, len(classes), **promise)
+    check_background(recipe, given.background is not None)
     cache = data_root() / "features" if freeze else None
     check_pretrained(images, recipe, weights, freeze, cache)
     asked = {"source": given.whole.source, "known": list(classes), **promise}
@@ -324,16 +331,20 @@ def _background(folder: Path | None, images: Tensor) -> Tensor | None:
         return None
     shape = tuple(images.shape[1:])
     square = len(shape) == 3 and shape[1] == shape[2] and images.dtype == torch.uint8
-    if not square or not folder.is_dir():
+    if not square:
         raise DeepSimplexError(
-            "a folder of images as background for square uint8 images",
-            f"{folder} for {images.dtype} of shape {shape}",
-            "check the path, or leave it out",
+            "square images of bytes to stand against a background",
+            f"samples of shape {shape}",
+            "leave the background out",
         )
-    files = image_files(folder)
-    if not files:
-        raise DeepSimplexError(f"images in {folder}", "none", "check the path")
-    return to_tensor(read_images(files, shape[1], shape[0]))
+    if not folder.is_dir() and str(folder) != PHOTOGRAPHS:
+        raise DeepSimplexError(
+            f"a folder of images as background, or the word {PHOTOGRAPHS}",
+            repr(str(folder)),
+            "check the path",
+        )
+    found = load_background(str(folder), Path(), against="", size=shape[1], channels=shape[0])
+    return to_tensor(found.images)
 
 
 def _limit(value: float | None) -> str:

@@ -57,6 +57,21 @@ def check_request(
         check_score(method, score)
 
 
+def check_background(recipe: Recipe, given: bool) -> None:
+    """Background where the method needs it, none where it has no use for it."""
+    row = method_row(recipe.method)
+    if row.needs_background and not given:
+        raise DeepSimplexError(
+            f"background images for method {recipe.method!r}",
+            "none",
+            "give some, or choose another method",
+        )
+    if given and not row.uses_background:
+        raise DeepSimplexError(
+            f"no background for method {recipe.method!r}", "some", "leave it out, or choose dsc"
+        )
+
+
 def check_promise(keep: float | None, guarantee: str, by: str) -> None:
     """A threshold's promise that can be kept."""
     if keep is not None:
@@ -145,6 +160,8 @@ def fitting(
     check_pretrained(images, recipe, weights, freeze, feature_cache)
     recipe = dataclasses.replace(recipe, backbone=resolve_backbone(recipe.backbone, shape))
     seen = [digests(images)]
+    if background is not None:
+        seen.append(digests(background))
     if keep is not None and calibration is None:
         training, held = hold_out(labels.numpy(), recipe.calibration, recipe.seed)
         calibration = images[held]
@@ -208,17 +225,8 @@ def _check_problem(
             f"{smallest if smallest < 0 else largest}",
             "number the classes from 0, without gaps",
         )
+    check_background(recipe, background is not None)
     if background is None:
-        if method_row(recipe.method).needs_background:
-            raise DeepSimplexError(
-                f"background images for method {recipe.method!r}",
-                "none",
-                "give some (--background), or choose another method",
-            )
         return
-    if not method_row(recipe.method).uses_background:
-        raise DeepSimplexError(
-            f"no background for method {recipe.method!r}", "some", "leave it out, or choose dsc"
-        )
     if len(background) == 0 or not background.isfinite().all():
         raise DeepSimplexError("background images of finite numbers", "none", "check them")

@@ -199,7 +199,10 @@ def _trials(
         chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
         extra = _extra(background, root, about.known, about.size, about.channels)
         most = len(splits(family, name))
-        chosen = [number for number in chosen if number < most]
+        if not all(number < most for number in chosen):
+            raise DeepSimplexError(
+                f"{most} trials of {name}, numbered from 0", f"{max(chosen)}", "ask for fewer"
+            )
         return [
             (n, lambda n=n: benchmark_trial(name, family, n, root, background=extra))  # type: ignore[misc]
             for n in chosen

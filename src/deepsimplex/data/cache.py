@@ -34,7 +34,7 @@ from deepsimplex.data.pictures import BadPictureError, bad_pictures, hushed, rea
 from deepsimplex.errors import DeepSimplexError
 
 VERSION = 1
-REMEDY = "repair or remove them, or leave them out with on_bad 'skip'"
+REMEDY = "repair or remove them, or leave them out (train and evaluate: --on-bad skip)"
 Progress = Callable[[int, int], None]  # images done, images in all
 TOKEN = struct.Struct("q")
 TOKENS = 4096  # 32 KiB: they all fit into a pipe, so nobody has to feed it

@@ -179,7 +179,7 @@ class EnergyTuned(Method):
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         parameters = tuple(self.parameters())
-        tuning = max(1, round(self.settings.share * epochs))
+        tuning = max(min(1, epochs), round(self.settings.share * epochs))
         slow = Optimiser(
             "sgd",
             self.settings.tuning_rate,
@@ -189,7 +189,9 @@ class EnergyTuned(Method):
         )
         tune = Update("tune", self.tuning_loss, parameters, slow)
         return (
-            Stage("fit", (Update("fit", self.loss, parameters),), max(1, epochs - tuning)),
+            Stage(
+                "fit", (Update("fit", self.loss, parameters),), max(min(1, epochs), epochs - tuning)
+            ),
             # Batch statistics of known and background together would be new to a trained net.
             Stage("tune", (tune,), tuning, frozen=(self.encoder,)),
         )

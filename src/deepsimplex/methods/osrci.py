@@ -82,6 +82,13 @@ class OSRCI(Method):
     def __init__(self, encoder: Encoder, classes: int, settings: OSRCISettings) -> None:
         super().__init__()
         check_pictures(encoder.shape, "osrci")
+        if settings.unknowns == "between" and 0 < settings.ceiling * classes <= 1:
+            raise DeepSimplexError(
+                f"more than {1 / settings.ceiling:g} classes: the largest of {classes} "
+                f"probabilities is never below {settings.ceiling:g}",
+                f"{classes}",
+                "choose osrci, or a higher ceiling",
+            )
         self.settings = settings
         self.scores = ("difference", "energy")
         self.encoder = encoder

@@ -30,7 +30,7 @@ from deepsimplex.methods.base import (
     through_head,
 )
 from deepsimplex.methods.means import class_means
-from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
+from deepsimplex.methods.softmax import LOGIT_SCORES, logit_class_scores, logit_knownness
 from deepsimplex.simplex import wide
 
 PER_CLASS = 4
@@ -230,16 +230,12 @@ class WithPairs(Method):
     ) -> None:
         super().__init__()
         self.settings = settings
-        self.inner = Softmax(encoder, classes, SoftmaxSettings())
-        self.scores = self.inner.scores
-
-    @property
-    def encoder(self) -> Encoder:  # type: ignore[override]
-        return self.inner.encoder
+        self.scores = LOGIT_SCORES
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.features, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.inner(images)
-        return out
+        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         fit = Update("fit", self.loss, tuple(self.parameters()))
@@ -248,14 +244,15 @@ class WithPairs(Method):
     def loss(self, batch: Batch) -> Tensor:
         """−log p_y + term on the knowns; a background batch is not used."""
         features = self.encoder(batch.images)
-        logits = through_head(self.inner.head, features)
-        known = F.cross_entropy(wide(logits), batch.labels)
+        known = F.cross_entropy(wide(through_head(self.head, features)), batch.labels)
         if isinstance(self.settings, MarginalSettings):
             return known + marginal_term(features, batch.labels, self.settings)
         return known + range_term(features, batch.labels, self.settings)
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        return self.inner.class_scores(outputs, score)
+        check_score(self, score)
+        return logit_class_scores(outputs, score)
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        return self.inner.knownness(outputs, score)
+        check_score(self, score)
+        return logit_knownness(outputs, score)

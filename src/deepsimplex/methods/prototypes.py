@@ -33,8 +33,8 @@ SPREAD = 0.1
 
 
 def point_distances(features: Tensor, points: Tensor) -> Tensor:
-    """‖f_i − p_j‖²; features (n, d), points (C, d) → (n, C)."""
-    return (features[:, None] - points).square().sum(2)
+    """‖f_i − p_j‖², subtracted first; features (n, d), points (C, d) → (n, C)."""
+    return torch.cdist(features, points, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 def own(by_class: Tensor, labels: Tensor) -> Tensor:

@@ -30,6 +30,9 @@ class Judgement:
     because: str
 
 
+NOTHING = Judgement("not measured", "the record lacks the rows that the claim compares")
+
+
 @dataclass(frozen=True)
 class Claim:
     says: str
@@ -166,7 +169,9 @@ def better(records: Records) -> Judgement:
     """Eq. 4 without background against softmax by its max logit, on every column."""
     softmax = _aurocs(records, "softmax", "none")
     signs, told = _compared(_aurocs(records, "eq. 4", "none"), softmax)
-    if signs and all(sign > 0 for sign in signs):
+    if not signs:
+        return NOTHING
+    if all(sign > 0 for sign in signs):
         return Judgement("holds", told)
     with_background, more = _compared(_aurocs(records, "eq. 4", "cifar100"), softmax)
     if with_background and all(sign > 0 for sign in with_background):
@@ -178,7 +183,9 @@ def background(records: Records) -> Judgement:
     """Eq. 4 with a background set against eq. 4 without, on every column."""
     plain = _aurocs(records, "eq. 4", "none")
     signs, told = _compared(_aurocs(records, "eq. 4", "cifar100"), plain)
-    good = bool(signs) and all(sign > 0 for sign in signs)
+    if not signs:
+        return NOTHING
+    good = all(sign > 0 for sign in signs)
     return Judgement("holds" if good else "does not hold", told)
 
 
@@ -204,7 +211,9 @@ def closed_set(records: Records) -> Judgement:
             ours, theirs = found["dsc"], found["softmax"]
             signs.append(clear(ours - theirs))
             told.append(f"{column} {100 * ours.mean():.1f} against {100 * theirs.mean():.1f}")
-    good = bool(signs) and all(sign > 0 for sign in signs)
+    if not signs:
+        return NOTHING
+    good = all(sign > 0 for sign in signs)
     return Judgement("holds" if good else "does not hold", ", ".join(told))
 
 

@@ -40,13 +40,13 @@ class Entry:
 
 ROWS = {
     "eq. 4": Entry("dsc", "DSC"),
-    "eq. 5, reading A": Entry("dsc-eq5-a", "DSC"),
-    "eq. 5, reading B": Entry("dsc-eq5-b", "DSC"),
-    "eq. 5, reading C": Entry("dsc-eq5-c", "DSC"),
+    "eq. 5 A": Entry("dsc-eq5-a", "DSC"),
+    "eq. 5 B": Entry("dsc-eq5-b", "DSC"),
+    "eq. 5 C": Entry("dsc-eq5-c", "DSC"),
     "eq. 6": Entry("dsc-hinge", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
     "eq. 7 + eq. 4": Entry("dsc-blend", "DSC"),
-    "eq. 7, turned": Entry("dsc-turned", "DSC"),
+    "eq. 7 turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
     "openmax": Entry("openmax", "OpenMax"),
