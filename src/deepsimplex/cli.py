@@ -36,6 +36,8 @@ app = typer.Typer(
 Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of class folders.")]
 ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Size = Annotated[int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")]
+Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]
 Score = Annotated[
     str | None,
     typer.Option(
@@ -87,7 +89,7 @@ def train(
     guarantee: Annotated[
         str, typer.Option(help="mean: on average over calibration draws; pac: 90 % sure.")
     ] = "mean",
-    by: Annotated[str, typer.Option(help="One threshold for all, or by predicted class.")] = "all",
+    by: Annotated[str, typer.Option(help="all: one threshold; predicted: one a class.")] = "all",
     score: Score = None,
     background: Annotated[
         Path | None,
@@ -96,13 +98,9 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     batch_size: Annotated[int | None, typer.Option(min=2)] = None,
     learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
-    augment: Annotated[str | None, typer.Option(help="none, crop, flip or crop+flip.")] = None,
-    size: Annotated[
-        int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Pretrained weights for the backbone, a local file.")
-    ] = None,
+    augment: Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")] = None,
+    size: Size = None,
+    weights: Weights = None,
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train the head only, on features computed once.")
     ] = False,

@@ -74,9 +74,8 @@ def train(
     images, labels, classes = given.images, given.labels, given.classes
     shape = tuple(images.shape[1:])
     changes = {name: value for name, value in recipe_changes.items() if value is not None}
-    if freeze:  # its features are computed once
-        changes = {"augment": "none"} | changes
-    changes["settings"] = settings_for(method, settings)
+    still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
+    changes = {**still, **changes, "settings": settings_for(method, settings)}
     recipe = dataclasses.replace(default_recipe(method, shape, seed, len(labels)), **changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     given.describe(len(training_part), len(held))
@@ -87,10 +86,9 @@ def train(
     cache = data_root() / "features" if freeze else None
     check_pretrained(images, recipe, weights, freeze, cache)
     asked = {"source": given.whole.source, "known": list(classes), **promise}
-    asked["fingerprint"] = fingerprint(images, labels, given.background)
+    asked |= {"fingerprint": fingerprint(images, labels, given.background), "freeze": freeze}
     if weights is not None:
         asked["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-    asked["freeze"] = freeze
     with Run(out, recipe, asked, checkpoint_seconds, where) as run:
         if run.results is not None:
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")

@@ -168,16 +168,8 @@ def fitting(
         images, labels = images[training], labels[training]
     elif calibration is not None:
         seen.append(digests(calibration))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(recipe.seed)
-        method = build_method(recipe.method, recipe.backbone, shape, len(names), recipe.settings)
-    score = score or method.scores[0]
-    check_score(method, score)
-    pixels = images.dtype == torch.uint8
-    model = Model(
-        method, recipe, names, shape, score, None, radius, None, pixels, np.concatenate(seen)
-    )
-    method.encoder.normalise.fit(images)
+    model = _untrained(recipe, names, images, score, radius, np.concatenate(seen))
+    method, score = model.method, model.score
     if weights is not None:
         load_weights(method, weights)  # and its own normalisation
     data = TrainingSet(images, labels, background)
@@ -196,6 +188,26 @@ def fitting(
     if keep is None or calibration is None:
         return model
     return calibrate(model, calibration, keep, guarantee=guarantee, by=by)
+
+
+def _untrained(
+    recipe: Recipe,
+    names: np.ndarray,
+    images: Tensor,
+    score: str | None,
+    radius: float,
+    seen: np.ndarray,
+) -> Model:
+    """A fresh method by the recipe's seed, normalised by the training images, as a model."""
+    shape = tuple(images.shape[1:])
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(recipe.seed)
+        method = build_method(recipe.method, recipe.backbone, shape, len(names), recipe.settings)
+    score = score or method.scores[0]
+    check_score(method, score)
+    method.encoder.normalise.fit(images)
+    pixels = images.dtype == torch.uint8
+    return Model(method, recipe, names, shape, score, None, radius, None, pixels, seen)
 
 
 def calibrate(

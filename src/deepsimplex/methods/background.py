@@ -22,9 +22,10 @@ from deepsimplex.methods.base import (
     check_numbers,
     check_score,
     known_and_background,
+    one_stage,
     through_head,
 )
-from deepsimplex.methods.softmax import logit_knownness
+from deepsimplex.methods.softmax import LinearLogits, logit_knownness
 
 Weight = float | Literal["auto"]
 """Of the background's mean against the knowns'; "auto" is 1/C: it counts as one class more."""
@@ -133,7 +134,7 @@ class Entropic(Method):
         return torch.cat([logits, length(features.to(logits.dtype))], 1)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         known, background = _outputs(self, batch)
@@ -160,7 +161,7 @@ class Entropic(Method):
         return logit_knownness(logits, score)
 
 
-class EnergyTuned(Method):
+class EnergyTuned(LinearLogits):
     """Cross-entropy on the knowns, then some epochs of it with hinges on the energy.
 
     L = mean(−log p_y) + λ (mean [E − m_in]₊² + mean_background [m_out − E]₊²), at a small rate
@@ -168,14 +169,8 @@ class EnergyTuned(Method):
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: EnergySettings) -> None:
-        super().__init__()
+        super().__init__(encoder, classes, ("energy", "max_logit", "max_probability"))
         self.settings = settings
-        self.scores = ("energy", "max_logit", "max_probability")
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.features, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         parameters = tuple(self.parameters())
@@ -207,13 +202,6 @@ class EnergyTuned(Method):
         hinges = inside.mean() + outside.mean()
         return F.cross_entropy(known, batch.labels) + self.settings.weight * hinges
 
-    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return outputs
-
-    def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        return logit_knownness(self.class_scores(outputs, score), score)
-
 
 class BackgroundClass(Method):
     """Cross-entropy over C+1 classes, the last of them, 0 here, the background.
@@ -234,7 +222,7 @@ class BackgroundClass(Method):
         return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         known, background = _outputs(self, batch)

@@ -193,6 +193,14 @@ class Method(nn.Module, ABC):
         """(n, d) → (n,), higher = more known."""
 
 
+def one_stage(
+    method: Method, loss: Callable[[Batch], Tensor], epochs: int, **options: Any
+) -> tuple[Stage, ...]:
+    """All parameters by one loss, the recipe's way; `options` are the Stage's."""
+    update = Update("fit", loss, tuple(method.parameters()))
+    return (Stage("fit", (update,), epochs, **options),)
+
+
 def through_head(head: nn.Module, features: Tensor) -> Tensor:
     """head(features), not rounded to bfloat16, which would blur a distance of 1 by 2⁻⁹.
 

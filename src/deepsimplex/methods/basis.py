@@ -12,9 +12,9 @@ from deepsimplex.methods.base import (
     Encoder,
     Method,
     Stage,
-    Update,
     check_numbers,
     check_score,
+    one_stage,
     through_head,
 )
 from deepsimplex.simplex import length, wide
@@ -55,7 +55,7 @@ class Basis(Method):
         return F.normalize(wide(through_head(self.head, self.encoder(images))), dim=1)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         """On the knowns; a background batch is not used."""

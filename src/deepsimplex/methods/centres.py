@@ -14,21 +14,19 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
     Batch,
     Encoder,
-    Method,
     Stage,
-    Update,
     check_choices,
     check_numbers,
-    check_score,
+    one_stage,
     through_head,
 )
-from deepsimplex.methods.softmax import LOGIT_SCORES, logit_class_scores, logit_knownness
+from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.simplex import wide
 
 
@@ -46,24 +44,18 @@ class CentreSettings:
             raise DeepSimplexError("rate of 1 or less", repr(self.rate), "change it")
 
 
-class Centred(Method):
+class Centred(LinearLogits):
     """L = CE + λ · term(f, c_y); f is the head's input, scores are softmax's."""
 
     def __init__(self, encoder: Encoder, classes: int, settings: CentreSettings) -> None:
-        super().__init__()
+        super().__init__(encoder, classes)
         self.settings = settings
-        self.scores = LOGIT_SCORES
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.features, classes)
         self.register_buffer("centres", torch.zeros(classes, encoder.features))
 
     centres: Tensor
 
-    def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
-
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         """Against the centres as they were before this batch, which then moves them."""
@@ -78,14 +70,6 @@ class Centred(Method):
             after = moved(centres, features.detach(), batch.labels, settings.rate)
             self.centres.copy_(after)
             return F.cross_entropy(logits, batch.labels) + settings.weight * term
-
-    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_class_scores(outputs, score)
-
-    def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_knownness(outputs, score)
 
 
 def center_term(features: Tensor, labels: Tensor, centres: Tensor) -> Tensor:

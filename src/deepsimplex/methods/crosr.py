@@ -23,9 +23,9 @@ from deepsimplex.methods.base import (
     Method,
     Passes,
     Stage,
-    Update,
     check_score,
     check_whole,
+    one_stage,
     through_head,
 )
 from deepsimplex.methods.networks import Generator, check_pictures
@@ -86,8 +86,7 @@ class CROSR(Method):
         return torch.cat([through_head(self.head, features), latent], 1)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        update = Update("fit", self.loss, tuple(self.parameters()))
-        return (Stage("fit", (update,), epochs, finish=self.fit_detector),)
+        return one_stage(self, self.loss, epochs, finish=self.fit_detector)
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy plus the mean squared error of normalised pixels."""

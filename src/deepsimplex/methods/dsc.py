@@ -16,12 +16,12 @@ from deepsimplex.methods.base import (
     Encoder,
     Method,
     Stage,
-    Update,
     check_choices,
     check_numbers,
     check_score,
     check_whole,
     known_and_background,
+    one_stage,
     through_head,
 )
 from deepsimplex.simplex import Kind, Simplex, dot_products, length, squared_distances
@@ -91,7 +91,7 @@ class DSC(Method):
         return features / self.settings.radius if self.settings.loss == "literal" else features
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         """Eq. 4, 6 or 7 on the knowns plus the background term; eq. 5 is squared + hinge."""

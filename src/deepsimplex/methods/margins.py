@@ -24,15 +24,14 @@ from deepsimplex.methods.base import (
     Encoder,
     Method,
     Stage,
-    Update,
     check_choices,
     check_numbers,
     check_score,
     check_whole,
-    through_head,
+    one_stage,
 )
 from deepsimplex.methods.centres import is_own, moved
-from deepsimplex.methods.softmax import LOGIT_SCORES, logit_class_scores, logit_knownness
+from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.simplex import wide
 
 
@@ -72,7 +71,7 @@ class Margin(Method):
         return self.encoder(images)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         features, settings = wide(self(batch.images)), self.settings
@@ -139,7 +138,7 @@ class Sphere(Method):
         return self.encoder(images)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         features, settings = wide(self(batch.images)), self.settings
@@ -181,7 +180,7 @@ class SpreadSettings:
         check_numbers(self, regular=0, output=0, hidden=0)
 
 
-class Spread(Method):
+class Spread(LinearLogits):
     """CE + λ_r·regularity(W) + λ_o·E(W) + λ_h·mean_l E(W_l), W the head's weights, W_l those below.
 
     Scores are softmax's. A filter is a row of its layer's weights, flattened. Layers of one
@@ -189,17 +188,11 @@ class Spread(Method):
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: SpreadSettings) -> None:
-        super().__init__()
+        super().__init__(encoder, classes)
         self.settings = settings
-        self.scores = LOGIT_SCORES
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.features, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         logits, settings = wide(self(batch.images)), self.settings
@@ -223,14 +216,6 @@ class Spread(Method):
                 used_elsewhere(layer.weight)
                 found.append(wide(layer.weight).flatten(1))
         return [weight for weight in found if min(weight.shape) > 1]
-
-    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_class_scores(outputs, score)
-
-    def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_knownness(outputs, score)
 
 
 def class_weights(classes: int, features: int) -> nn.Parameter:

@@ -15,10 +15,10 @@ from deepsimplex.methods.base import (
     Method,
     Passes,
     Stage,
-    Update,
     check_choices,
     check_score,
     check_whole,
+    one_stage,
     through_head,
 )
 from deepsimplex.methods.weibull import (
@@ -90,8 +90,7 @@ class OpenMax(Method):
         return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        update = Update("fit", self.loss, tuple(self.parameters()))
-        return (Stage("fit", (update,), epochs, finish=self.fit_tails),)
+        return one_stage(self, self.loss, epochs, finish=self.fit_tails)
 
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(self(batch.images).float(), batch.labels)

@@ -22,15 +22,15 @@ from deepsimplex.methods.base import (
     Method,
     Passes,
     Stage,
-    Update,
     check_choices,
     check_numbers,
     check_score,
     check_whole,
+    one_stage,
     through_head,
 )
 from deepsimplex.methods.means import class_means
-from deepsimplex.methods.softmax import LOGIT_SCORES, logit_class_scores, logit_knownness
+from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.simplex import wide
 
 PER_CLASS = 4
@@ -204,8 +204,7 @@ class Pairs(Method):
         return F.normalize(wide(through_head(self.head, self.encoder(images))), dim=1)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        fit = Update("fit", self.loss, tuple(self.parameters()))
-        return (Stage("fit", (fit,), epochs, per_class=PER_CLASS, finish=self.finish),)
+        return one_stage(self, self.loss, epochs, per_class=PER_CLASS, finish=self.finish)
 
     def loss(self, batch: Batch) -> Tensor:
         """The settings' loss on the knowns; a background batch is not used."""
@@ -222,24 +221,17 @@ class Pairs(Method):
         return self.class_scores(outputs, score).amax(1)
 
 
-class WithPairs(Method):
+class WithPairs(LinearLogits):
     """Cross-entropy plus the marginal or the range term; scores of the softmax."""
 
     def __init__(
         self, encoder: Encoder, classes: int, settings: MarginalSettings | RangeSettings
     ) -> None:
-        super().__init__()
+        super().__init__(encoder, classes)
         self.settings = settings
-        self.scores = LOGIT_SCORES
-        self.encoder = encoder
-        self.head = nn.Linear(encoder.features, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        fit = Update("fit", self.loss, tuple(self.parameters()))
-        return (Stage("fit", (fit,), epochs, per_class=PER_CLASS),)
+        return one_stage(self, self.loss, epochs, per_class=PER_CLASS)
 
     def loss(self, batch: Batch) -> Tensor:
         """−log p_y + term on the knowns; a background batch is not used."""
@@ -248,11 +240,3 @@ class WithPairs(Method):
         if isinstance(self.settings, MarginalSettings):
             return known + marginal_term(features, batch.labels, self.settings)
         return known + range_term(features, batch.labels, self.settings)
-
-    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_class_scores(outputs, score)
-
-    def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        check_score(self, score)
-        return logit_knownness(outputs, score)

@@ -20,10 +20,10 @@ from deepsimplex.methods.base import (
     Method,
     Passes,
     Stage,
-    Update,
     check_choices,
     check_numbers,
     check_score,
+    one_stage,
     through_head,
 )
 from deepsimplex.simplex import length, wide
@@ -96,8 +96,7 @@ class CAC(Method):
         return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        update = Update("fit", self.loss, tuple(self.parameters()))
-        return (Stage("fit", (update,), epochs, finish=self.settle),)
+        return one_stage(self, self.loss, epochs, finish=self.settle)
 
     def loss(self, batch: Batch) -> Tensor:
         logits = wide(self(batch.images))
@@ -178,7 +177,7 @@ class GCPL(Method):
         return self.encoder(images)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         features, s = wide(self(batch.images)), self.settings
@@ -272,7 +271,7 @@ class Reciprocal(Method):
         return self.encoder(images)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         features, s = wide(self(batch.images)), self.settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -13,8 +14,8 @@ from deepsimplex.methods.base import (
     Encoder,
     Method,
     Stage,
-    Update,
     check_score,
+    one_stage,
     through_head,
 )
 
@@ -32,26 +33,26 @@ class SoftmaxSettings:
             )
 
 
-class Softmax(Method):
-    """L = −log p_y; scores max logit, max probability, energy logΣe^z and −entropy."""
+class LinearLogits(Method):
+    """A linear head z = W f + b, scored by its logits; a subclass says what is descended.
 
-    def __init__(self, encoder: Encoder, classes: int, settings: SoftmaxSettings) -> None:
+    Scores max logit, max probability, energy logΣe^z and −entropy, or some of them.
+    """
+
+    def __init__(
+        self, encoder: Encoder, classes: int, scores: tuple[str, ...] = LOGIT_SCORES
+    ) -> None:
         super().__init__()
-        self.settings = settings
-        self.scores = LOGIT_SCORES
+        self.scores = scores
         self.encoder = encoder
         self.head = nn.Linear(encoder.features, classes)
 
+    @abstractmethod
+    def loss(self, batch: Batch) -> Tensor:
+        """What training descends: ()."""
+
     def forward(self, images: Tensor) -> Tensor:
         return through_head(self.head, self.encoder(images))
-
-    def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
-
-    def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy on the knowns; a background batch is not used."""
-        logits = self(batch.images).float()
-        return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
         check_score(self, score)
@@ -60,6 +61,22 @@ class Softmax(Method):
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         check_score(self, score)
         return logit_knownness(outputs, score)
+
+
+class Softmax(LinearLogits):
+    """L = −log p_y."""
+
+    def __init__(self, encoder: Encoder, classes: int, settings: SoftmaxSettings) -> None:
+        super().__init__(encoder, classes)
+        self.settings = settings
+
+    def stages(self, epochs: int) -> tuple[Stage, ...]:
+        return one_stage(self, self.loss, epochs)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy on the knowns; a background batch is not used."""
+        logits = self(batch.images).float()
+        return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
 
 
 def logit_class_scores(logits: Tensor, score: str) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.methods.base import Batch, Encoder, Method, Stage, Update, check_score
+from deepsimplex.methods.base import Batch, Encoder, Method, Stage, check_score, one_stage
 from deepsimplex.methods.dsc import DSC, DSCSettings
 
 TURNS = 4
@@ -41,7 +41,7 @@ class Turned(Method):
         return torch.cat([self.inner(images.rot90(turn, (2, 3))) for turn in range(TURNS)], 1)
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
-        return (Stage("fit", (Update("fit", self.loss, tuple(self.parameters())),), epochs),)
+        return one_stage(self, self.loss, epochs)
 
     def loss(self, batch: Batch) -> Tensor:
         """The inner loss on images turned at random, labels class + C·turn."""

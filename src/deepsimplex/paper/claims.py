@@ -7,11 +7,9 @@ lies outside Student's 95 % interval of paired values.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +40,7 @@ class Claim:
 
 def claims(request: Request) -> dict[str, Any]:
     """Print every claim with its verdict and the record behind it."""
-    records = {name: _read(request.results, request.named(name)) for name in RECORDS}
+    records = {name: request.recorded(name) for name in RECORDS}
     found: list[dict[str, Any]] = []
     for claim in CLAIMS:
         missing = [name for name in claim.needs if records[name] is None]
@@ -64,11 +62,6 @@ def claims(request: Request) -> dict[str, Any]:
     content = {"claims": found}
     request.record("claims", content)
     return content
-
-
-def _read(results: Path, name: str) -> Any:
-    path = results / f"paper-{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
 
 
 def clear(differences: np.ndarray) -> int:

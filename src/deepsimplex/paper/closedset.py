@@ -8,7 +8,6 @@ over seeds. The squared loss wants rates an order above softmax's.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 from deepsimplex.data.archives import load_official
@@ -101,11 +100,8 @@ def _print(column: str, cells: list[dict[str, Any]]) -> None:
 
 def _measured_before(request: Request) -> dict[tuple[str, str], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
-    path = request.results / f"paper-{request.named('table2')}.json"
-    if not path.exists():
-        return {}
-    before = json.loads(path.read_text())["cells"]
-    return {(cell["column"], cell["row"]): cell for cell in before if cell["row"] in ROWS}
+    before = request.recorded("table2") or {"cells": []}
+    return {(c["column"], c["row"]): c for c in before["cells"] if c["row"] in ROWS}
 
 
 def _data(column: str, request: Request) -> tuple[LabelledSet, LabelledSet]:

@@ -160,11 +160,8 @@ def _measured(key: tuple[str, str, str], records: list[dict[str, Any]]) -> dict[
 
 def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str, str, str], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
-    path = request.results / f"paper-{request.named(name)}.json"
-    if not path.exists():
-        return {}
-    before = json.loads(path.read_text())
-    if before["family"] != plan.family:
+    before = request.recorded(name)
+    if before is None or before["family"] != plan.family:
         return {}
     cells = ((c["column"], c["background"], c["row"], c) for c in before["cells"])
     return {(column, track, row): c for column, track, row, c in cells if row in ROWS}

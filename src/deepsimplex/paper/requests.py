@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,11 @@ class Request:
 
     def runs(self, name: str) -> Path:
         return self.out / self.named(name)
+
+    def recorded(self, name: str) -> Any:
+        """results/paper-NAME.json as it stands; None if there is none."""
+        path = self.results / f"paper-{self.named(name)}.json"
+        return json.loads(path.read_text()) if path.exists() else None
 
     def record(self, name: str, content: dict[str, Any]) -> Path:
         """Write results/paper-NAME.json: the content with its birth certificate."""

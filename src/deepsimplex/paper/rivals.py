@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepsimplex.methods import method_row
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import EVERY, TRACKS, Plan, results
 from deepsimplex.paper.requests import Request
@@ -42,11 +41,7 @@ def rivals(request: Request, rows: tuple[str, ...] = tuple(EVERY)) -> dict[str, 
     tracks = TRACKS[:1] if request.quick else TRACKS
     plan = Plan(columns=(column,), tracks=tracks, rows=rows, trials=1)
     found, missing = results(request, plan)
-    lines = [
-        _line(track, row, record, column)
-        for (_, track, row), (record,) in found.items()
-        if track == "none" or method_row(EVERY[row].method).uses_background
-    ]
+    lines = [_line(track, row, record, column) for (_, track, row), (record,) in found.items()]
     for track in tracks:
         shown = [line for line in lines if line["background"] == track]
         if shown:

@@ -1,0 +1,164 @@
+"""Gradients of every rival's loss against differences; the plans and numbers of their rows."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+
+from deepsimplex.methods import METHODS, build_method, centres, margins, osrci, pairs
+from deepsimplex.methods import background as bg
+from deepsimplex.methods import prototypes as points
+from deepsimplex.methods.arpl_cs import sureness
+from deepsimplex.methods.base import Batch
+from deepsimplex.methods.basis import basis_loss
+
+N, WIDTH, CLASSES = 7, 5, 4
+LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3])
+
+
+def random(*size, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+F, P, Z = random(N, WIDTH), random(CLASSES, WIDTH, seed=1), random(N, CLASSES, seed=2)
+R = torch.tensor(0.3, dtype=torch.float64)
+
+
+def unit(x):
+    return nn.functional.normalize(x, dim=1)
+
+
+class Given(nn.Module):
+    features = WIDTH
+
+    def forward(self, images):
+        return images
+
+
+def of_method(kind, settings):
+    """The loss as a function of features; what it keeps between steps is put back each time."""
+    torch.manual_seed(0)
+    net = kind(Given(), CLASSES, settings).double()
+    kept = {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+    def loss(features):
+        for name, buffer in net.named_buffers():
+            buffer.copy_(kept[name])
+        return net.loss(Batch(features, LABELS, None, torch.tensor(10**5)))
+
+    return loss
+
+
+LOSSES = {
+    **{
+        f"{name} {margin}": (lambda f, loss=loss, m=margin: loss(unit(f), LABELS, m), (F,))
+        for name, loss in pairs.LOSSES.items()
+        for margin in (0.2, 1.0)
+    },
+    "marginal": (lambda f: pairs.marginal_term(f, LABELS, pairs.MarginalSettings()), (F,)),
+    "range": (
+        lambda f: pairs.range_term(f, LABELS, pairs.RangeSettings(margin=4.0)),
+        (F,),
+    ),
+    "basis": (lambda z: basis_loss(unit(z), LABELS), (Z,)),
+    "cac": (
+        lambda z: points.anchor_loss(z, LABELS, 10 * torch.eye(CLASSES).double(), 0.1),
+        (Z,),
+    ),
+    "gcpl": (lambda f, p: points.prototype_loss(f, LABELS, p, 0.7, 0.1), (F, P)),
+    "rpl": (lambda f, p, r: points.reciprocal_loss(f, LABELS, p, r, 0.7, 0.1), (F, P, R)),
+    "arpl": (lambda f, p, r: points.adversarial_loss(f, LABELS, p, r, 0.7, 0.1), (F, P, R)),
+    "sureness": (lambda f, p: sureness(points.reciprocal_logits(f, p)), (F, P)),
+    "center": (of_method(centres.Centred, centres.CentreSettings()), (F,)),
+    "contrastive-center": (
+        of_method(centres.Centred, centres.CentreSettings(term="contrastive")),
+        (F,),
+    ),
+    "cosface": (of_method(margins.Margin, margins.MarginSettings()), (F,)),
+    "arcface": (of_method(margins.Margin, margins.MarginSettings("angle", 0.5)), (F,)),
+    "sphereface": (of_method(margins.Sphere, margins.SphereSettings()), (F,)),
+    "uniformface": (of_method(margins.Sphere, margins.SphereSettings(uniform=1.0)), (F,)),
+    "regularface": (margins.regularity, (P,)),
+    **{
+        f"energy of weights {power} {half}": (
+            lambda w, power=power, half=half: margins.energy(w, power, half),
+            (P,),
+        )
+        for power in (0, 1, 2)
+        for half in (False, True)
+    },
+    "to uniform": (lambda z: bg.to_uniform(z).sum(), (Z,)),
+    "ring": (lambda f: sum(t.sum() for t in bg.ring_terms(bg.length(f), bg.length(f), 3.0)), (F,)),
+    "energy": (lambda z: sum(t.sum() for t in bg.energy_hinges(z, z, -3.0, -1.0)), (Z,)),
+    "one against the rest": (lambda z: osrci.one_vs_rest(z, LABELS), (Z,)),
+    "open": (
+        lambda z: osrci.open_cross_entropy(z, LABELS[:4], torch.tensor([1.0, 0.0, 1.0]).double()),
+        (Z,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_the_values(name):
+    loss, inputs = LOSSES[name]
+    given = tuple(x.clone().requires_grad_() for x in inputs)
+    assert gradcheck(loss, given, eps=1e-6, atol=1e-6)
+
+
+def stages(name):
+    method = build_method(name, "small", (1, 8, 8), 3)
+    return method, {stage.name: stage for stage in method.stages(10)}
+
+
+def test_what_a_second_stage_leaves_alone():
+    energy, plan = stages("energy")
+    assert plan["tune"].frozen == (energy.encoder,)
+    gdfr, plan = stages("gdfr")
+    assert plan["fit"].frozen == (gdfr.encoder.backbone.autoencoder,)
+    c2ae, plan = stages("c2ae")
+    assert plan["decode"].frozen == (c2ae.encoder, c2ae.head)
+
+
+def test_painters_have_their_own_adam():
+    for name, stage, rate in (("arpl-cs", "fit", 2e-4), ("osrci", "gan", 2e-4)):
+        updates = {u.name: u for u in stages(name)[1][stage].updates}
+        for painter in set(updates) - {"fit"}:
+            optimiser = updates[painter].optimiser
+            assert (optimiser.kind, optimiser.momentum) == ("adam", 0.5)
+            assert optimiser.learning_rate == rate
+
+
+# The numbers of the papers or of their authors' code.
+PUBLISHED = {
+    "cac": {"anchor": 10.0, "weight": 0.1},
+    "gcpl": {"temperature": 1.0, "weight": 0.1},
+    "rpl": {"loss": "rpl", "temperature": 1.0, "weight": 0.1},
+    "arpl": {"loss": "arpl", "temperature": 1.0, "weight": 0.1},
+    "arpl-cs": {"confusion": 0.1, "weight": 0.1, "latent": 100, "width": 64},
+    "openmax": {"tail": 20, "alpha": 10},
+    "crosr": {"latent": 32, "reconstruction": 1.0, "tail": 20, "alpha": 10},
+    "c2ae": {"match": 0.9},
+    "osrci": {"unknowns": "counterfactual", "latent": 64, "adversarial": 0.01, "penalty": 10.0},
+    "g-openmax": {"unknowns": "between", "ceiling": 0.5},
+    "energy": {"weight": 0.1, "margin_in": -25.0, "margin_out": -7.0},
+    "objectosphere": {"ring": 1e-4, "radius": 50.0, "bias": False},
+    "oe": {"background_weight": 0.5, "bias": True},
+    "center": {"rate": 0.5},
+    "cosface": {"kind": "cosine", "margin": 0.35},
+    "arcface": {"kind": "angle", "margin": 0.5},
+    "sphereface": {"m": 4, "start": 1000.0, "decay": 0.12, "floor": 5.0},
+    "mhe": {"output": 10.0, "hidden": 1.0, "power": 2},
+    "marginal": {"threshold": 1.2, "margin": 0.3, "weight": 1.0},
+    "triplet-semihard": {"loss": "semihard", "margin": 0.2},
+    "basis": {"away": 1 / 3},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_have_the_published_numbers(name):
+    settings = dataclasses.asdict(METHODS[name].settings)
+    assert {key: settings[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+    assert points.SPREAD == 0.1
