@@ -23,7 +23,7 @@ from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row, settings_for
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
-from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
+from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe, long_recipe
 from deepsimplex.research import KEEP
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table, training
@@ -83,6 +83,11 @@ class Plan:
     tracks: tuple[str, ...] = TRACKS
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
+    long: bool = False  # recipes.long_recipe instead of benchmark_recipe
+
+    @property
+    def recipe(self) -> str:
+        return "long" if self.long else "common"
 
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
@@ -122,11 +127,12 @@ def _show(
         ]
         if rows:
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
-            shown += f"{plan.trials} {plan.family} trials (published, under other protocols)"
+            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe "
+            shown += "(published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
     for column, why in missing.items():
         console.print(f"{column}: {why}")
-    cells = {key: _measured(key, records) for key, records in found.items()}
+    cells = {(*key, plan.recipe): _measured(key, records, plan) for key, records in found.items()}
     content = {
         "measure": measure,
         "family": plan.family,
@@ -141,13 +147,16 @@ def _show(
     return content
 
 
-def _measured(key: tuple[str, str, str], records: list[dict[str, Any]]) -> dict[str, Any]:
+def _measured(
+    key: tuple[str, str, str], records: list[dict[str, Any]], plan: Plan
+) -> dict[str, Any]:
     """A cell of the record: its numbers, and what they come from."""
     column, track, row = key
     return {
         "column": column,
         "background": track,
         "row": row,
+        "recipe": plan.recipe,
         "method": ROWS[row].method,
         "score": records[0]["score"],
         "epochs": records[0]["epochs"],
@@ -158,13 +167,18 @@ def _measured(key: tuple[str, str, str], records: list[dict[str, Any]]) -> dict[
     }
 
 
-def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str, str, str], Any]:
+def _measured_before(
+    request: Request, name: str, plan: Plan
+) -> dict[tuple[str, str, str, str], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
     before = request.recorded(name)
     if before is None or before["family"] != plan.family:
         return {}
-    cells = ((c["column"], c["background"], c["row"], c) for c in before["cells"])
-    return {(column, track, row): c for column, track, row, c in cells if row in ROWS}
+    return {
+        (c["column"], c["background"], c["row"], c["recipe"]): c
+        for c in before["cells"]
+        if c["row"] in ROWS
+    }
 
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -188,10 +202,11 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
             donor = None
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
+                name += "-long" * plan.long
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
                     trial,
-                    recipe_for(row, column, number, request.epochs),
+                    recipe_for(row, column, number, request.epochs, plan.long),
                     folder,
                     where,
                     keep=KEEP,
@@ -242,12 +257,15 @@ def _alike(columns: list[str], family: str) -> list[list[str]]:
     return list(groups.values())
 
 
-def recipe_for(row: str, column: str, number: int, epochs: int | None) -> Recipe:
+def recipe_for(
+    row: str, column: str, number: int, epochs: int | None, long: bool = False
+) -> Recipe:
     entry = EVERY[row]
     if column == "digits":
         recipe = digits_recipe(entry.method, seed=number)
     else:
-        recipe = benchmark_recipe(entry.method, BENCHMARKS[column].augment, seed=number)
+        make = long_recipe if long else benchmark_recipe
+        recipe = make(entry.method, BENCHMARKS[column].augment, seed=number)
     settings = settings_for(entry.method, entry.settings)
     return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
 

@@ -79,15 +79,12 @@ def open_set(results: Path) -> str:
     columns = [c for c in published.COLUMNS if any(x["column"] == c for x in record["cells"])]
     rows = []
     for track in ("none", "cifar100"):
-        names = [c["row"] for c in record["cells"] if c["background"] == track]
-        for name in dict.fromkeys(names):
-            cells = {
-                c["column"]: c
-                for c in record["cells"]
-                if c["row"] == name and c["background"] == track
-            }
+        mine = [c for c in record["cells"] if c["background"] == track]
+        for name, recipe in dict.fromkeys((c["row"], c["recipe"]) for c in mine):
+            cells = {c["column"]: c for c in mine if (c["row"], c["recipe"]) == (name, recipe)}
             shown = [_cell(cells[c]["auroc"]) if c in cells else "–" for c in columns]
-            rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
+            label = f"{name}, long" if recipe == "long" else name
+            rows.append([label, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
     places = [published.COLUMNS.index(c) for c in columns]
