@@ -40,6 +40,7 @@ from deepsimplex.runs import environment, write_json
 
 RAND = {"augment": "rand"}  # before the benchmark's own augmentation
 LIGHT = {"weight_decay": 1e-4}  # the benchmark recipe has 5e-4
+HEAVY = {"weight_decay": 1e-3}
 SMOOTH = {"average": 0.9995}
 LARGE = {"batch_size": 256, "learning_rate": 0.2}
 # name → (method, settings, changes of the benchmark recipe, background?)
@@ -52,6 +53,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "eq7 light": ("dsc-softmax", {}, LIGHT, False),
     "eq7 rand": ("dsc-softmax", {}, RAND, False),
     "eq7 rand light": ("dsc-softmax", {}, {**RAND, **LIGHT}, False),
+    "eq7 rand heavy": ("dsc-softmax", {}, {**RAND, **HEAVY}, False),
+    "eq7 rand smooth": ("dsc-softmax", {"label_smoothing": 0.1}, RAND, False),
     "eq7 rand restarts": ("dsc-softmax", {}, {**RAND, "restarts": 2}, False),
     "eq7 rand average": ("dsc-softmax", {}, {**RAND, **SMOOTH}, False),
     "eq7 smooth": ("dsc-softmax", {"label_smoothing": 0.1}, {}, False),

@@ -29,7 +29,7 @@ Columns = Annotated[str | None, typer.Option(help="Benchmarks, comma-separated; 
 Track = Annotated[str | None, typer.Option(help="none or cifar100; both if not given.")]
 Rows = Annotated[str | None, typer.Option(help="Rows, comma-separated; all if not given.")]
 Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
-Long = Annotated[bool, typer.Option("--long", help="600 epochs with RandAugment, not 100 without.")]
+Long = Annotated[bool, typer.Option("--long", help="500 epochs with RandAugment, not 100 without.")]
 
 RUNS = Path("runs/paper")
 
