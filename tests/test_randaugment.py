@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from deepsimplex.data.augment import AUGMENTS, augment, check_augment
-from deepsimplex.data.randaugment import BINS, OPERATIONS, apply, randaugment
+from deepsimplex.data.randaugment import BINS, GREY, OPERATIONS, apply, mild, randaugment, strong
 from deepsimplex.errors import DeepSimplexError
 
 SIDE = 32
 AMOUNT = 9 / BINS
+PLACE = 0.3
 
 
 def batch(count=6):
@@ -28,11 +29,12 @@ def pillow(images, operation):
     return np.stack(rows).astype(int)
 
 
-def ours(name, sign):
+def ours(name, sign, policy=None):
     images = batch()
     n = len(images)
     which = torch.full((n,), OPERATIONS.index(name))
-    return apply(images, which, torch.full((n,), float(sign)), 9).numpy().astype(int)
+    signs, place = torch.full((n,), float(sign)), torch.full((n, 2), PLACE)
+    return apply(images, which, signs, policy or mild(9), place).numpy().astype(int)
 
 
 FACTOR = {1: 1 + 0.9 * AMOUNT, -1: 1 - 0.9 * AMOUNT}
@@ -68,7 +70,7 @@ def test_flat_channels_stay():
     images = torch.full((4, 3, 8, 8), 77, dtype=torch.uint8)
     for name in ("autocontrast", "equalise"):
         which = torch.full((4,), OPERATIONS.index(name))
-        assert torch.equal(apply(images, which, torch.ones(4), 9), images)
+        assert torch.equal(apply(images, which, torch.ones(4), mild(9)), images)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -96,12 +98,50 @@ def test_warps(name, sign):
 def test_every_operation_is_drawn_and_identity_is_one():
     torch.manual_seed(0)
     images = batch(1).expand(700, 3, SIDE, SIDE).contiguous()
-    result = randaugment(images, 9)
+    result = randaugment(images, mild(9))
     assert result.dtype == torch.uint8
     kinds = {row.numpy().tobytes() for row in result}
     assert len(kinds) == 1 + 2 * 9 + 4 - 0  # identity, nine with a sign, four without
     same = (result == images).flatten(1).all(1).float().mean()
-    assert float(same) == pytest.approx(1 / len(OPERATIONS), abs=0.04)
+    assert float(same) == pytest.approx(1 / 14, abs=0.04)
+
+
+def pasted(picture, square):
+    left = int(max(0, PLACE * SIDE - square / 2))
+    picture = picture.copy()
+    colour = tuple(int(value) for value in GREY)
+    ImageDraw.Draw(picture).rectangle((left, left, left + square, left + square), colour)
+    return picture
+
+
+def brighter(picture, by):
+    return Image.fromarray(np.clip(np.asarray(picture).astype(int) + by, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "off"),
+    [
+        ("invert", ImageOps.invert, 0),
+        ("posterise", lambda p: ImageOps.posterize(p, 1), 0),
+        ("solarise", lambda p: ImageOps.solarize(p, 52), 0),  # the limit is 51.2
+        ("solarise add", lambda p: ImageOps.solarize(brighter(p, 22), 128), 0),
+        ("cutout", lambda p: pasted(p, 8), 0),
+        ("brightness", lambda p: ImageEnhance.Brightness(p).enhance(0.46), 2),
+        ("translate x", lambda p: p.transform(p.size, Image.AFFINE, (1, 0, 20, 0, 1, 0)), 0),
+        ("translate y", lambda p: p.transform(p.size, Image.AFFINE, (1, 0, 0, 0, 1, 20)), 0),
+    ],
+)
+def test_the_strong_ones_at_magnitude_6(name, operation, off):
+    assert np.abs(ours(name, 1, strong(6)) - pillow(batch(), operation)).max() <= off
+
+
+def test_strong_draws_all_but_identity():
+    torch.manual_seed(0)
+    images = batch(1).expand(900, 3, SIDE, SIDE).contiguous()
+    result = randaugment(images, strong(6))
+    assert not (result == images).flatten(1).all(1).any()
+    drawn = {row.numpy().tobytes() for row in result}
+    assert len(drawn) > 2 * 5 + 10  # five with a sign, ten without, squares anywhere
 
 
 def test_by_name():

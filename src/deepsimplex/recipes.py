@@ -162,8 +162,8 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The benchmark recipe as the strongest published softmax baselines train: long, RandAugment.
 
-    `deepsimplex paper table1 --long`: 500 epochs, decay 1e-3, and the score of an image and its mirror image
-    together where the benchmark mirrors in training (docs/decisions/0012).
+    `deepsimplex paper table1 --long`: 500 epochs, decay 1e-3, and the score of an image and its
+    mirror image together where the benchmark mirrors in training (docs/decisions/0012).
     """
     return dataclasses.replace(
         benchmark_recipe(method, f"rand+{augment}".removesuffix("+none"), seed),

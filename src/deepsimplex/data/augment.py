@@ -6,18 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepsimplex.data.randaugment import randaugment
+from deepsimplex.data.randaugment import Policy, mild, randaugment, strong
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.layers import has_triton
 
 AUGMENTS = (
     "none", "crop", "flip", "crop+flip", "rand", "rand+crop", "rand+flip", "rand+crop+flip",
+    "strong", "strong+crop", "strong+flip", "strong+crop+flip",
 )  # fmt: skip
 """Window of the padded image, mirror, one random operation (randaugment.py) before them."""
 
 
-MAGNITUDE = 6
-"""Of RandAugment's 30: what the strongest softmax baseline uses on CIFAR."""
+POLICIES = {"rand": mild(6), "strong": strong(6)}
+"""Six of RandAugment's 30 is what the strongest softmax baseline uses on CIFAR, with `strong`."""
 
 
 def check_augment(name: str, shape: tuple[int, ...], pixels: bool = True) -> None:
@@ -27,7 +28,7 @@ def check_augment(name: str, shape: tuple[int, ...], pixels: bool = True) -> Non
         raise DeepSimplexError(
             f"images for augment {name!r}", "feature vectors", "use augment='none'"
         )
-    if "rand" in name and not pixels:
+    if _policy(name) and not pixels:
         raise DeepSimplexError(f"uint8 pixels for augment {name!r}", "floats", "give pixels")
 
 
@@ -44,13 +45,18 @@ def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
         mirror = torch.rand(n, device=images.device) < 0.5
     else:
         mirror = torch.zeros(n, dtype=torch.bool, device=images.device)
-    if "rand" in name:
-        images, rows = randaugment(images[rows], MAGNITUDE), torch.arange(n, device=images.device)
+    policy = _policy(name)
+    if policy is not None:
+        images, rows = randaugment(images[rows], policy), torch.arange(n, device=images.device)
     if images.is_cuda and has_triton():
         from deepsimplex.kernels.images import cut
 
         return cut(images, rows, top, left, mirror, pad)
     return mirrored(windows(images[rows], top, left, pad), mirror)
+
+
+def _policy(name: str) -> Policy | None:
+    return POLICIES.get(name.partition("+")[0])
 
 
 def windows(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
