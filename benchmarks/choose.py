@@ -39,6 +39,7 @@ from deepsimplex.recipes import Recipe, benchmark_recipe
 from deepsimplex.runs import environment, write_json
 
 RAND = {"augment": "rand"}  # before the benchmark's own augmentation
+STRONG = {"augment": "strong"}
 LIGHT = {"weight_decay": 1e-4}  # the benchmark recipe has 5e-4
 HEAVY = {"weight_decay": 1e-3}
 SMOOTH = {"average": 0.9995}
@@ -60,6 +61,13 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "eq7 smooth": ("dsc-softmax", {"label_smoothing": 0.1}, {}, False),
     "eq7 T2": ("dsc-softmax", {"temperature": 2.0}, {}, False),
     "eq7 large": ("dsc-softmax", {}, LARGE, False),
+    "eq7 strong": ("dsc-softmax", {}, STRONG, False),
+    "eq7 strong light": ("dsc-softmax", {}, {**STRONG, **LIGHT}, False),
+    "eq7 strong heavy": ("dsc-softmax", {}, {**STRONG, **HEAVY}, False),
+    "softmax strong light": ("softmax", {}, {**STRONG, **LIGHT}, False),
+    "contrast": ("dsc-contrast", {}, RAND, False),
+    "contrast strong": ("dsc-contrast", {}, STRONG, False),
+    "contrast class": ("dsc-contrast", {"alike": "class", "temperature": 0.1}, RAND, False),
     "sum": ("dsc-blend", {}, {}, False),
     "sum rand": ("dsc-blend", {}, RAND, False),
     "turned": ("dsc-turned", {}, {}, False),

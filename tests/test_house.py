@@ -41,6 +41,7 @@ HOUSE = [
     "methods.networks",
     "methods.dsc",
     "methods.turned",
+    "methods.contrast",
     "methods.softmax",
     "methods.osrci",
     "methods.centres",

@@ -171,6 +171,10 @@ class Fused:
             leaf.grad = None
 
     def step(self, rate: float | Tensor) -> None:
+        for leaf in self.leaves:
+            if leaf.grad is not None and leaf.grad.stride() != leaf.stride():
+                # The kernels walk both as they lie in memory.
+                leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
         self.descent.note([leaf.grad for leaf in self.leaves])
         if not torch.cuda.is_current_stream_capturing():
             self.settle()
