@@ -232,6 +232,15 @@ def test_background_reaches_the_training(folder, tmp_path, capsys):
     assert "settings of 'dsc'" in capsys.readouterr().err
 
 
+def test_background_trained_on_is_left_out(folder, test_folder, tmp_path, capsys):
+    words = ["--epochs", "1", "--background", str(test_folder / "unknown")]
+    assert run(["train", str(folder), "--out", str(tmp_path / "run"), *words]) == 0
+    capsys.readouterr()
+    assert run(["evaluate", str(tmp_path / "run"), str(test_folder), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["known"], record["unknown"], record["left_out"]) == (150, 0, 30)
+
+
 def test_other_data_is_another_run(tmp_path, capsys):
     for seed in (0, 1):
         X, y = toys.vectors(60, seed=seed)
@@ -265,6 +274,8 @@ def test_bad_values_leave_no_folder(tmp_path, capsys):
         ["--augment", "foo"],
         ["--device", "mps"],
         ["--device", "meta"],
+        ["--method", "entropic"],  # without the background it needs
+        ["--method", "softmax", "--background", "photographs"],  # with one it has no use for
     ):
         assert run(["train", "digits", "--out", str(out), *words]) == 1
         assert capsys.readouterr().err.count("\n") == 1

@@ -98,6 +98,16 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert all(len(study.images) > len(screens[0].images) for study in final)
 
 
+def test_table2_for_some_cells_leaves_the_others_be(here):
+    words = ("--quick", "--seeds", "1", "--epochs", "1")
+    assert paper("table2", *words, "--rows", "softmax,dsc") == 0
+    before = {c["row"]: c for c in record(here, "table2")["cells"]}
+    assert paper("table2", *words, "--rows", "dsc-softmax,softmax") == 0
+    cells = {c["row"]: c for c in record(here, "table2")["cells"]}
+    assert list(cells) == ["softmax", "dsc", "dsc-softmax"]
+    assert cells["dsc"] == before["dsc"]
+
+
 def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
     assert paper("rivals", *words) == 0
