@@ -125,6 +125,7 @@ def test_compare_on_own_data(tmp_path, capsys):
         (["compare", "imagenet"], "a benchmark among"),
         (["compare", "digits", "--methods", "softmax,dcs"], "did you mean 'dsc'"),
         (["compare", "digits", "--splits", "osrci"], "splits among"),
+        (["compare", "digits", "--on-bad", "drop"], "on_bad 'fail' or 'skip'"),
         (["data", "get", "mnits"], "mnist"),
         (["check", "/nowhere"], "/nowhere"),
         (["estimate", "/nowhere", "--out", "x"], "nothing of that name"),
@@ -172,6 +173,28 @@ def test_estimate_leaves_each_class_out(tmp_path, capsys):
         assert fold["accuracy"] > 0.9
     assert run([*words, "--leave-out", "3"]) == 1
     assert "5 or more classes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["estimate"], ["compare", "--splits", "random", "--trials", "1"]], ids=lambda w: w[0]
+)
+def test_bad_images_of_own_data_are_named_or_left_out(words, tmp_path, capsys):
+    data = tmp_path / "data"
+    for image, label in zip(*toys.pictures(80, classes=4), strict=True):
+        folder = data / "abcd"[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0]).save(folder / f"{len(list(folder.iterdir()))}.png")
+    (data / "a" / "bad.png").write_text("no image")
+    words = [words[0], str(data), *words[1:], "--epochs", "1", "--out", str(tmp_path / "runs")]
+    words += ["--results", str(tmp_path / "results")] if "compare" in words else []
+    for extra, said in (([], "bad.png"), (["--on-bad", "drop"], "on_bad 'fail' or 'skip'")):
+        assert run([*words, *extra]) == 1
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "runs").exists()
+    assert run([*words, "--on-bad", "skip"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Left out, unreadable: " in text
+    assert "bad.png" in text
 
 
 def test_check_says_whether_to_train(tmp_path, capsys):

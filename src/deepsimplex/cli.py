@@ -37,6 +37,7 @@ Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of
 ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Size = Annotated[int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")]
+OnBad = Annotated[str, typer.Option(help="Unreadable images: fail or skip.")]
 Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]
 Score = Annotated[
     str | None,
@@ -104,7 +105,7 @@ def train(
     freeze: Annotated[
         bool, typer.Option("--freeze", help="Train the head only, on features computed once.")
     ] = False,
-    on_bad: Annotated[str, typer.Option(help="Unreadable images: fail or skip.")] = "fail",
+    on_bad: OnBad = "fail",
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of the method, e.g. loss=softmax; repeatable."),
@@ -151,7 +152,7 @@ def evaluate(
     model: ModelPath,
     data: Data,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    on_bad: Annotated[str, typer.Option(help="Unreadable images: fail or skip.")] = "fail",
+    on_bad: OnBad = "fail",
     device: Device = "auto",
 ) -> None:
     """Test a model on knowns and unknowns.
@@ -200,13 +201,23 @@ def estimate(
     method: Annotated[str, typer.Option(help="dsc …: see `deepsimplex methods`.")] = "dsc",
     leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    on_bad: OnBad = "fail",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     device: Device = "auto",
 ) -> None:
     """How well will it reject what it has never seen? Leaves out your own classes in turn."""
     from deepsimplex import research
 
-    research.estimate(data, method, leave_out, epochs=epochs, out=out, seed=seed, device=device)
+    research.estimate(
+        data,
+        method,
+        leave_out,
+        epochs=epochs,
+        out=out,
+        on_bad=on_bad,
+        seed=seed,
+        device=device,
+    )
 
 
 @app.command()
@@ -227,6 +238,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; resumes there.")] = None,
     results: Annotated[Path, typer.Option(help="Folder for record and tables.")] = Path("results"),
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    on_bad: OnBad = "fail",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of random splits.")] = 0,
     at_once: Annotated[
         int | None, typer.Option(min=1, help="Trainings side by side; 5 on a GPU, else 1.")
@@ -249,6 +261,7 @@ def compare(
         out=out or Path("runs") / f"compare-{Path(benchmark).name}-{splits}{track}",
         results=results,
         epochs=epochs,
+        on_bad=on_bad,
         seed=seed,
         at_once=at_once,
         device=device,

@@ -25,7 +25,7 @@ from deepsimplex.data.protocols import (
     split_trial,
     splits,
 )
-from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
+from deepsimplex.data.sources import LabelledSet, check_on_bad, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import check_request
@@ -50,6 +50,7 @@ def compare(
     out: Path,
     results: Path,
     epochs: int | None,
+    on_bad: str,
     seed: int,
     at_once: int | None,
     device: str,
@@ -65,7 +66,7 @@ def compare(
         )
     where = pick_device(device)
     at_once = at_once or side_by_side(where)
-    makers, about = _trials(name, family, numbers, background, data_root(root), seed)
+    makers, about = _trials(name, family, numbers, background, data_root(root), seed, on_bad)
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with training("Training", trainings=len(makers) * len(methods)) as begin:
@@ -131,11 +132,12 @@ def estimate(
     *,
     epochs: int | None,
     out: Path,
+    on_bad: str,
     seed: int,
     device: str,
 ) -> None:
     """Leave classes out of one's own knowns: how well are they rejected, unseen?"""
-    data = load_data(source).known_only()
+    data = _own_data(source, on_bad)
     folds = leave_out_trials(data, left_out, seed)
     if min(len(fold) for fold in folds) < 2:
         raise DeepSimplexError(
@@ -190,10 +192,24 @@ def _taken_for(trial: Trial, folder: Path) -> str:
     )
 
 
+def _own_data(source: str, on_bad: str) -> LabelledSet:
+    data = load_data(source, on_bad=on_bad).known_only()
+    if data.skipped:
+        console.print(f"Left out, unreadable: {', '.join(data.skipped)}.")
+    return data
+
+
 def _trials(
-    name: str, family: str, numbers: list[int] | int, background: str | None, root: Path, seed: int
+    name: str,
+    family: str,
+    numbers: list[int] | int,
+    background: str | None,
+    root: Path,
+    seed: int,
+    on_bad: str,
 ) -> tuple[list[tuple[int, Callable[[], Trial]]], str]:
     """Makers of the trials, so that one at a time is in memory, and a line about them."""
+    check_on_bad(on_bad)  # a benchmark has no bad images, but a mistyped word is told all the same
     if name in BENCHMARKS:
         about = BENCHMARKS[name]
         chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
@@ -213,7 +229,7 @@ def _trials(
             f"{name!r} with --splits {family}",
             "choose one",
         )
-    data: LabelledSet = load_data(name).known_only()
+    data = _own_data(name, on_bad)
     count = numbers if isinstance(numbers, int) else len(numbers)
     shape = data.images.shape
     extra = _extra(background, root, data.source, shape[1], shape[-1]) if background else None

@@ -62,8 +62,7 @@ def load_data(
     in one error, or with on_bad="skip" left out; with a `cache` folder they are decoded once, by
     `workers` processes, and the images are memory-mapped.
     """
-    if on_bad not in ("fail", "skip"):
-        raise DeepSimplexError("on_bad 'fail' or 'skip'", repr(on_bad), "choose one")
+    check_on_bad(on_bad)
     if source == "digits":
         return _digits_part(part)
     path = Path(source)
@@ -93,6 +92,11 @@ def load_data(
         got,
         "check the path",
     )
+
+
+def check_on_bad(on_bad: str) -> None:
+    if on_bad not in ("fail", "skip"):
+        raise DeepSimplexError("on_bad 'fail' or 'skip'", repr(on_bad), "choose one")
 
 
 def load_digits() -> LabelledSet:
