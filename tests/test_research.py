@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,31 @@ def test_compare_end_to_end(name, root, tmp_path, capsys):
     assert run(words) == 0  # again: everything is found finished
     again = json.loads(stem.with_suffix(".json").read_text())
     assert again["methods"]["dsc"][0]["seconds"] == before
+
+
+def test_another_comparison_is_written_beside_the_first(tmp_path, capsys):
+    words = ["compare", "digits", "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    first, other = (["--epochs", "1", "--trials", "1", "--methods", m] for m in ("softmax", "dsc"))
+    stem = tmp_path / "compare-digits-arpl"
+    assert run([*words, *first]) == 0
+    before = {path: path.read_bytes() for path in tmp_path.glob("compare-*")}
+    assert len(before) == 4
+    capsys.readouterr()
+    assert run([*words, *other]) == 0
+    text = capsys.readouterr().out
+    assert f"{stem}.json holds another comparison and stays as it is." in text
+    assert f"Written: {stem}-2.json" in text
+    assert {path: path.read_bytes() for path in before} == before
+    for suffix in ("npz", "md", "csv"):
+        assert b"dsc" in Path(f"{stem}-2.{suffix}").read_bytes()
+    assert run([*words, *other]) == 0  # again: its own record is replaced
+    assert run([*words, *first]) == 0
+    assert len(list(tmp_path.glob("compare-*"))) == 8
+    Path(f"{stem}.json").write_text("[]")  # not one of ours: left alone
+    assert run([*words, *other[:3], "2", *other[4:]]) == 0  # more trials
+    assert Path(f"{stem}.json").read_text() == "[]"
+    record = json.loads(Path(f"{stem}-3.json").read_text())
+    assert len(record["methods"]["dsc"]) == 2
 
 
 def test_compare_on_digits_with_a_background_folder(tmp_path, capsys):

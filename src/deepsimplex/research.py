@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -114,6 +115,9 @@ def compare(
 def _publish(record: dict[str, Any], stem: Path, parts: list[Path]) -> None:
     """Record, scores of every image and tables, beside each other; the table on the screen."""
     stem.parent.mkdir(parents=True, exist_ok=True)
+    wanted, stem = stem, _place(record, stem)
+    if stem != wanted:
+        console.print(f"{wanted}.json holds another comparison and stays as it is.")
     write_json(stem.with_name(f"{stem.name}.json"), record)
     comparison.gather_scores(stem.with_name(f"{stem.name}.npz"), parts)
     write_atomically(stem.with_name(f"{stem.name}.md"), tables.markdown(record).encode())
@@ -123,6 +127,30 @@ def _publish(record: dict[str, Any], stem: Path, parts: list[Path]) -> None:
     for note in record["notes"]:
         console.print(note)
     console.print(f"Written: {stem}.json, .npz (scores of every image), .md, .csv")
+
+
+ASKED = ("trial", "seed", "epochs", "score", "background", "counts", "audit")
+"""Of a result, what it was asked for, apart from what it found."""
+
+
+def _place(record: dict[str, Any], stem: Path) -> Path:
+    """The stem, over an earlier record of the same comparison; numbered where another stands."""
+    mine, place, number = _compared(json.dumps(record)), stem, 1
+    while True:
+        path = place.with_name(f"{place.name}.json")
+        if not path.exists() or _compared(path.read_text()) == mine:
+            return place
+        number += 1
+        place = stem.with_name(f"{stem.name}-{number}")
+
+
+def _compared(text: str) -> Any:
+    """What a record compares; None for a file of another kind."""
+    try:
+        methods = json.loads(text)["methods"]
+        return {name: [[r.get(k) for k in ASKED] for r in methods[name]] for name in methods}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
 
 
 def estimate(
