@@ -1,6 +1,7 @@
 """The command line as a person meets it: output, errors, exit codes."""
 
 import csv
+import importlib.util
 import io
 import json
 import shutil
@@ -390,8 +391,16 @@ def test_the_demo_keeps_its_promises(tmp_path):
     assert tables["dsc"]["auroc"]["mean"] > tables["softmax"]["auroc"]["mean"]
 
 
-def test_doctor(capsys):
+@pytest.mark.parametrize("found", [None, "here"])
+def test_doctor(found, monkeypatch, capsys):
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: found if name == "pytorch_ood" else original(name, *rest),
+    )
     assert run(["doctor", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "all is well" in text
-    assert "torch" in text
+    said = "installed" if found else "not installed (optional)"
+    assert f"  pytorch-ood  {said}\n" in text

@@ -93,8 +93,8 @@ def doctor(device: str) -> bool:
     where = pick_device(device)
     for name, value in environment(where).items():
         console.print(f"{name:>13}  {value}")
-    for extra in ("timm", "onnx", "fastapi"):
-        found = importlib.util.find_spec(extra) is not None
+    for extra in ("timm", "pytorch-ood", "onnx", "fastapi"):
+        found = importlib.util.find_spec(extra.replace("-", "_")) is not None
         console.print(f"{extra:>13}  {'installed' if found else 'not installed (optional)'}")
     trial = digits_trial(0)
     recipe = dataclasses.replace(digits_recipe("dsc"), epochs=5)
