@@ -121,13 +121,19 @@ def test_same_seed_same_weights(name):
 
 @every_row
 def test_dtypes(name):
-    method = fresh(name).train()
-    with torch.autocast("cpu", torch.bfloat16):
-        for stage in method.stages(1):
-            for update in stage.updates:
-                loss = update.loss(batch(background=True))
-                assert loss.dtype == torch.float32
-                loss.backward()
+    full, half = (
+        [update for stage in fresh(name).train().stages(1) for update in stage.updates]
+        for _ in range(2)
+    )
+    for one, two in zip(full, half, strict=True):
+        torch.manual_seed(0)  # some draw
+        expected = one.loss(batch(background=True)).item()
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = two.loss(batch(background=True))
+            assert loss.dtype == torch.float32
+            loss.backward()
+        assert loss.item() == pytest.approx(expected, rel=2**-7, abs=2**-10)  # 2⁻⁷: bf16's step
     method = fresh(name).eval()
     single = method(batch().images)
     double = method.double()(batch().images)
@@ -137,12 +143,21 @@ def test_dtypes(name):
         assert method.knownness(double, score).dtype == torch.float64
 
 
-@every_row
+@pytest.mark.parametrize(
+    ("name", "background"),
+    [
+        (name, background)
+        for name, row in METHODS.items()
+        for background in sorted({row.needs_background, row.uses_background})
+    ],
+)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
-def test_on_a_gpu(name):
+def test_on_a_gpu(name, background):
+    """Every row, without background and with it, where it may be so."""
     images, labels = toys.pictures(90)
-    model = fit(name, *toys.tensors(images, labels), recipe(name, 25), False, device="cuda")
+    plan = recipe(name, 25, background_batch=20)
+    model = fit(name, *toys.tensors(images, labels), plan, background, device="cuda")
     by_class, _ = model.scores(toys.tensors(images, labels)[0])
     assert metrics.accuracy(labels, by_class.argmax(1)) > 0.95
 
