@@ -141,6 +141,7 @@ def test_hinges_vanish_inside_their_margins_and_energy_shifts_with_the_logits():
 def test_energy_trains_first_and_tunes_a_tenth_at_a_small_rate():
     fit, tune = build_method("energy", "small", (1, 8, 8), 3).stages(100)
     assert (fit.epochs, tune.epochs) == (90, 10)
+    assert tune.background_batch == 256
     slow = tune.updates[0].optimiser
     assert slow.learning_rate == 1e-3
     assert slow.schedule(0, 50) == pytest.approx(1.0)
@@ -171,6 +172,7 @@ def test_bad_settings_and_a_batch_without_background():
         (EnergySettings, {"margin_in": -1.0, "margin_out": -9.0}, "the lower energy"),
         (EnergySettings, {"share": 1.0}, "share below 1"),
         (EnergySettings, {"tuning_rate": -1e-3}, "tuning_rate of 0"),
+        (EnergySettings, {"background_batch": 0}, "background_batch as a whole number of 1"),
         (BackgroundClassSettings, {"background_weight": -1}, "background_weight of 0"),
     ):
         with pytest.raises(DeepSimplexError, match=words):

@@ -21,6 +21,7 @@ from deepsimplex.methods.base import (
     check_choices,
     check_numbers,
     check_score,
+    check_whole,
     known_and_background,
     one_stage,
     through_head,
@@ -62,8 +63,10 @@ class EnergySettings:
     margin_out: float = -7.0  # energy that background should stay above
     share: float = 0.1  # of the epochs, for fine-tuning
     tuning_rate: float = 1e-3
+    background_batch: int = 256  # in fine-tuning, instead of the recipe's
 
     def __post_init__(self) -> None:
+        check_whole(self, background_batch=1)
         check_numbers(self, weight=0, share=0, tuning_rate=0, margin_in=None, margin_out=None)
         if self.share >= 1:
             raise DeepSimplexError("share below 1", repr(self.share), "leave epochs for stage 1")
@@ -188,7 +191,13 @@ class EnergyTuned(LinearLogits):
                 "fit", (Update("fit", self.loss, parameters),), max(min(1, epochs), epochs - tuning)
             ),
             # Batch statistics of known and background together would be new to a trained net.
-            Stage("tune", (tune,), tuning, frozen=(self.encoder,)),
+            Stage(
+                "tune",
+                (tune,),
+                tuning,
+                background_batch=self.settings.background_batch,
+                frozen=(self.encoder,),
+            ),
         )
 
     def loss(self, batch: Batch) -> Tensor:
