@@ -172,7 +172,7 @@ def made_records():
         "table1": {
             "cells": [
                 {
-                    "column": "cifar10", "row": row, "background": track,
+                    "column": "cifar10", "row": row, "background": track, "recipe": "common",
                     "auroc": cell(level, level + 0.011, level - 0.01),
                 }
                 for row, track, level in rows
@@ -217,6 +217,33 @@ def test_claims_that_do_not(here):
     assert verdicts.pop("Euclid and cosine agree").startswith("holds")
     assert verdicts.pop("background helps") == "holds"
     assert set(verdicts.values()) == {"does not hold"}
+
+
+def test_claims_compare_rows_of_one_recipe(here):
+    """A long training of one row alone proves nothing; of both, it is judged beside the common."""
+    records = made_records()
+    cells = records["table1"]["cells"]
+    claim = "better than softmax, open set"
+
+    def long(row, *values):
+        return {**cells[0], "row": row, "recipe": "long", "auroc": cell(*values)}
+
+    softmax = long("softmax", 0.97, 0.975, 0.98)
+    for extra, verdict in (
+        ([softmax], "holds"),  # though it beats the common eq. 4
+        ([softmax, long("eq. 4", 0.98, 0.986, 0.989)], "holds"),
+        ([softmax, long("eq. 4", 0.96, 0.97, 0.972)], "does not hold"),
+        ([softmax, long("eq. 4", 0.98, 0.986)], "holds"),  # by the trials that both have
+    ):
+        for order in (cells + extra, extra + cells):
+            assert judged(here, records | {"table1": {"cells": order}})[claim] == verdict
+    told = json.loads((here / "paper-claims.json").read_text())["claims"]
+    because = next(c["because"] for c in told if c["claim"] == claim)
+    assert "cifar10 (common) 92.0 against 90.0" in because
+    assert "cifar10 (long) 98.3 against 97.2" in because
+    assert judged(here, records | {"table1": {"cells": [softmax, *cells[1:]]}})[claim] == (
+        "not measured"
+    )
 
 
 def test_claims_are_not_judged_without_their_rows(here):

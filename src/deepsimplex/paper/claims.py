@@ -143,42 +143,50 @@ def semantic(records: Records) -> Judgement:
     return Judgement("holds" if good else "does not hold", told)
 
 
-def _aurocs(records: Records, row: str, background: str) -> dict[str, np.ndarray]:
+Aurocs = dict[tuple[str, str], np.ndarray]
+"""In %, a value a trial, by column and recipe."""
+
+
+def _aurocs(records: Records, row: str, background: str) -> Aurocs:
     return {
-        cell["column"]: 100 * np.array(cell["auroc"]["values"])
+        (cell["column"], cell["recipe"]): 100 * np.array(cell["auroc"]["values"])
         for cell in records["table1"]["cells"]
         if cell["row"] == row and cell["background"] == background
     }
 
 
-def _compared(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> tuple[list[int], str]:
-    shared = [c for c in ours if c in theirs]
-    signs = [clear(ours[c] - theirs[c]) for c in shared]
-    told = ", ".join(f"{c} {ours[c].mean():.1f} against {theirs[c].mean():.1f}" for c in shared)
-    return signs, told
+def _compared(ours: Aurocs, theirs: Aurocs) -> tuple[dict[tuple[str, str], int], str]:
+    """Like with like: one column, one recipe, and the trials that both have, from the first on."""
+    signs, told = {}, []
+    for column, recipe in (key for key in ours if key in theirs):
+        pair = ours[column, recipe], theirs[column, recipe]
+        mine, other = (values[: min(map(len, pair))] for values in pair)
+        signs[column, recipe] = clear(mine - other)
+        told.append(f"{column} ({recipe}) {mine.mean():.1f} against {other.mean():.1f}")
+    return signs, ", ".join(told)
 
 
 def better(records: Records) -> Judgement:
-    """Eq. 4 without background against softmax by its max logit, on every column."""
+    """Eq. 4 without background against softmax by its max logit, each column by each recipe."""
     softmax = _aurocs(records, "softmax", "none")
     signs, told = _compared(_aurocs(records, "eq. 4", "none"), softmax)
     if not signs:
         return NOTHING
-    if all(sign > 0 for sign in signs):
+    if all(sign > 0 for sign in signs.values()):
         return Judgement("holds", told)
-    with_background, more = _compared(_aurocs(records, "eq. 4", "cifar100"), softmax)
-    if with_background and all(sign > 0 for sign in with_background):
+    helped, more = _compared(_aurocs(records, "eq. 4", "cifar100"), softmax)
+    if signs.keys() <= helped.keys() and all(sign > 0 for sign in helped.values()):
         return Judgement("holds only with a background set", f"without: {told}; with: {more}")
     return Judgement("does not hold", told)
 
 
 def background(records: Records) -> Judgement:
-    """Eq. 4 with a background set against eq. 4 without, on every column."""
+    """Eq. 4 with a background set against eq. 4 without, each column by each recipe."""
     plain = _aurocs(records, "eq. 4", "none")
     signs, told = _compared(_aurocs(records, "eq. 4", "cifar100"), plain)
     if not signs:
         return NOTHING
-    good = all(sign > 0 for sign in signs)
+    good = all(sign > 0 for sign in signs.values())
     return Judgement("holds" if good else "does not hold", told)
 
 
