@@ -82,17 +82,15 @@ def compare(
                     recipe = _recipe(name, method, trial, number)
                     if epochs is not None:
                         recipe = dataclasses.replace(recipe, epochs=epochs)
-                    folder = out / f"{method}-{number}"
-                    report = begin(f"{method}, trial {number}")
                     yield comparison.running(
                         with_photographs(trial) if method in helped and not background else trial,
                         recipe,
-                        folder,
+                        out / f"{method}-{number}",
                         where,
                         keep=KEEP,
                         score=score,
                         at_once=at_once,
-                        report=report,
+                        report=begin(f"{method}, trial {number}"),
                     )
 
         for record in drive(jobs(), where, at_once=at_once):
