@@ -1,8 +1,8 @@
 """The README's picture: three digits sent to their vertices, and what the others do.
 
-    python docs/figures/simplex.py
+    python docs/figures/digits.py
 
-A minute on two cores; writes simplex.svg and simplex.png beside itself.
+A minute on two cores; writes digits.svg and digits.png beside itself.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def main() -> None:
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach))
     axes.legend(loc="lower left", frameon=False, fontsize=9)
     here = Path(__file__).parent
-    figure.savefig(here / "simplex.svg", bbox_inches="tight", metadata={"Date": None})
-    figure.savefig(here / "simplex.png", bbox_inches="tight", dpi=110)
+    figure.savefig(here / "digits.svg", bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(here / "digits.png", bbox_inches="tight", dpi=110)
     kept = (model.scores(to_tensor(trial.known_test[0]))[1] >= -limit).mean()
     gone = (model.scores(to_tensor(trial.unknown_test))[1] < -limit).mean()
     print(f"limit {limit:.2f}: {100 * kept:.1f} % of knowns kept, {100 * gone:.1f} % rejected")
