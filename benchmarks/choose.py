@@ -43,6 +43,8 @@ STRONG = {"augment": "strong"}
 LIGHT = {"weight_decay": 1e-4}  # the benchmark recipe has 5e-4
 HEAVY = {"weight_decay": 1e-3}
 SMOOTH = {"average": 0.9995}
+FREE = {"clip": None}
+PLAIN = {"clip": None, "nesterov": False, "warmup": 0.0}
 LARGE = {"batch_size": 256, "learning_rate": 0.2}
 # name → (method, settings, changes of the benchmark recipe, background?)
 CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
@@ -51,6 +53,11 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "eq4": ("dsc", {}, {}, False),
     "eq4 rand": ("dsc", {}, RAND, False),
     "eq7": ("dsc-softmax", {}, {}, False),
+    "eq7 free": ("dsc-softmax", {}, FREE, False),
+    "eq7 plain": ("dsc-softmax", {}, PLAIN, False),
+    "eq7 rand heavy free": ("dsc-softmax", {}, {**RAND, **HEAVY, **FREE}, False),
+    "sum bg free": ("dsc-blend", {}, FREE, True),
+    "sum bg heavy": ("dsc-blend", {}, HEAVY, True),
     "eq7 light": ("dsc-softmax", {}, LIGHT, False),
     "eq7 rand": ("dsc-softmax", {}, RAND, False),
     "eq7 rand light": ("dsc-softmax", {}, {**RAND, **LIGHT}, False),
