@@ -11,9 +11,14 @@ from deepsimplex.methods.base import Method
 
 
 @torch.no_grad()
-def outputs(method: nn.Module, images: Tensor, batch: int = 1024) -> Tensor:
-    """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d)."""
-    return torch.cat(list(_outputs(method, images, batch))).cpu()
+def outputs(
+    method: nn.Module, images: Tensor, batch: int = 1024, *, mirror: bool = False
+) -> Tensor:
+    """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d).
+
+    With `mirror`, the mean of those of an image and its mirror image.
+    """
+    return torch.cat(list(_outputs(method, images, batch, mirror))).cpu()
 
 
 @torch.no_grad()

@@ -81,7 +81,13 @@ def _data(request: Request) -> tuple[LabelledSet, LabelledSet]:
 def _recipe(request: Request) -> Recipe:
     if request.quick:
         return Recipe(backbone="small", epochs=request.epochs or 6, batch_size=64)
-    return Recipe(backbone="resnet18-cifar", epochs=request.epochs or 30, augment="crop+flip")
+    return Recipe(
+        backbone="resnet18-cifar",
+        epochs=request.epochs or 30,
+        batch_size=512,
+        learning_rate=0.4,
+        augment="crop+flip",
+    )
 
 
 def _of(plan: Recipe, column: str, u: int, seed: int) -> Recipe:

@@ -105,7 +105,8 @@ def _trained(
     model.save(run.model_path)
     arrays = {}
     for name, images in study.look.items():
-        outputs = inference.outputs(model.method, to_tensor(images))
+        view = to_tensor(images)
+        outputs = inference.outputs(model.method, view, mirror=study.recipe.mirror)
         by_class = model.method.class_scores(outputs.to(where), model.score)
         arrays[f"outputs.{name}"] = outputs.numpy()
         arrays[f"predicted.{name}"] = by_class.argmax(1).numpy(force=True)
