@@ -639,3 +639,31 @@ def contrast(places, alike, temperature):
         positive = [k for k in others if alike[k] == alike[i]]
         total += sum(whole - score[k] for k in positive) / len(positive)
     return total / len(unit)
+
+
+# Detectors of our own.
+
+
+def nearest(rows, bank, k, skip=()):
+    """1 − the k-th largest cosine of each row with those of the bank; row i skips skip[i]."""
+    unit = [b / math.sqrt(sum(v * v for v in b)) for b in bank]
+    found = []
+    for i, row in enumerate(rows):
+        norm = math.sqrt(sum(v * v for v in row))
+        others = [u for j, u in enumerate(unit) if j not in skip[i : i + 1]]
+        cosines = sorted(sum(p * q for p, q in zip(row, u, strict=True)) / norm for u in others)
+        found.append(1 - cosines[-k])
+    return np.array(found)
+
+
+def joined(rows, bank, weight, bias, k):
+    """Standardised max_j (W f + b)_j less standardised `nearest`; units of the bank's own rows."""
+
+    def own(some):
+        return np.array(
+            [max(float(w @ f) + b for w, b in zip(weight, bias, strict=True)) for f in some]
+        )
+
+    among = nearest(bank, bank, k, skip=list(range(len(bank))))
+    parts = (own(rows) - own(bank).mean()) / own(bank).std()
+    return parts - (nearest(rows, bank, k) - among.mean()) / among.std()

@@ -12,6 +12,7 @@ import sys
 import types
 
 import numpy as np
+import oracles
 import pytest
 import torch
 import toys
@@ -200,6 +201,44 @@ def test_logit_scores_of_dsc(name, models, data, no_library):
     softmax = models["softmax"].method
     own = inference.scores(softmax, data[0], name)[1][name]
     assert torch.allclose(fit_detector(name, softmax, *data, 3).knownness(data[0]), own, atol=1e-12)
+
+
+@pytest.mark.parametrize("mirror", [False, True])
+def test_nearest_and_joined_against_their_formulas(mirror, models, data, no_library):
+    method, images = models["dsc"].method, strange()
+
+    def features(of):
+        sides = [compute_features(method, x).double().numpy() for x in (of, of.flip(-1))]
+        return (sides[0] + sides[1]) / 2 if mirror else sides[0]
+
+    rows, bank = features(images), features(data[0])
+    near = fit_detector("nearest", method, *data, 3, mirror=mirror)
+    expected = -oracles.nearest(rows, bank, 5)
+    assert np.allclose(near.knownness(images).numpy(), expected, atol=1e-6)
+    head = linear_head(method)
+    weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
+    both = fit_detector("joined", method, *data, 3, mirror=mirror)
+    expected = oracles.joined(rows, bank, weight, bias, 5)
+    assert np.allclose(both.knownness(images).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_joined_of_a_model_file_that_mirrors(data, no_library, tmp_path):
+    plan = dataclasses.replace(toys.quick("softmax"), mirror=True)
+    model = fit_model(*data, ["a", "b", "c"], plan, score="joined", keep=0.9, device="cpu")
+    model.save(tmp_path / "m.safetensors")
+    again = Model.load(tmp_path / "m.safetensors")
+    assert again.detector.mirror
+    for a, b in zip(model.scores(strange()), again.scores(strange()), strict=True):
+        assert np.array_equal(a, b)
+    turned = model.scores(strange().flip(-1))
+    assert np.allclose(turned[1], model.scores(strange())[1], atol=1e-4)
+
+
+def test_few_training_images_still_have_a_nearest(no_library):
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    near = detector_table.Nearest()
+    near.fit_features(rows, torch.tensor([0, 1]))
+    assert near.predict_features(rows).tolist() == [1.0, 1.0]  # of two, the farther
 
 
 def test_energy_in_train_evaluate_predict(tmp_path, capsys):

@@ -56,6 +56,26 @@ def test_a_command_for_some_cells_leaves_the_others_be(here):
     assert cells["eq. 4"]["epochs"] == 1
 
 
+def test_table1_by_another_score_stands_beside_the_own(here, capsys):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax")
+    assert paper("table1", *words) == 0
+    assert paper("table1", *words, "--score", "joined") == 0
+    own, other = record(here, "table1")["cells"]
+    assert (own["detector"], other["detector"], other["score"]) == (None, "joined", "joined")
+    assert other["auroc"]["mean"] == other["auroc by score"]["joined"]
+    # The same training by its own score, too.
+    assert other["auroc by score"]["max_logit"] == own["auroc"]["mean"]
+    assert paper("table1", *words, "--score", "joint") == 1
+    assert "did you mean 'joined'?" in capsys.readouterr().err
+
+
+def test_the_long_recipe():
+    plan = opensets.recipe_for("eq. 7", "cifar10", 2, None, long=True)
+    assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
+    digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, long=True)
+    assert (digits.epochs, digits.mirror) == (7, False)
+
+
 def test_a_column_without_data_says_how_to_get_it(here, capsys):
     words = ("--columns", "svhn", "--track", "none", "--trials", "1")
     assert paper("table1", *words, "--data-root", str(here / "none")) == 0
@@ -173,6 +193,7 @@ def made_records():
             "cells": [
                 {
                     "column": "cifar10", "row": row, "background": track, "recipe": "common",
+                    "detector": None,
                     "auroc": cell(level, level + 0.011, level - 0.01),
                 }
                 for row, track, level in rows

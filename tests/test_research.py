@@ -197,8 +197,23 @@ def test_estimate_leaves_each_class_out(tmp_path, capsys):
         assert fold["counts"]["known classes"] == 3
         assert fold["counts"]["unknown test"] == 40
         assert fold["accuracy"] > 0.9
+    assert {fold["method"] for fold in folds} == {"dsc"}
     assert run([*words, "--leave-out", "3"]) == 1
     assert "5 or more classes" in capsys.readouterr().err
+
+
+def test_estimate_with_a_background_trains_by_the_default_for_one(tmp_path, capsys):
+    images, labels = toys.pictures(160, classes=4)
+    np.savez(tmp_path / "own.npz", X=images, y=np.array(["a", "b", "c", "d"])[labels])
+    words = ["estimate", str(tmp_path / "own.npz"), "--epochs", "6", "--leave-out", "2"]
+    assert run([*words, "--background", "photographs", "--out", str(tmp_path / "e")]) == 0
+    folds = json.loads((tmp_path / "e" / "estimate.json").read_text())["folds"]
+    assert {(fold["method"], fold["background"]) for fold in folds} == {("dsc-blend", True)}
+    np.savez(tmp_path / "vectors.npz", X=np.random.default_rng(0).normal(size=(160, 5)), y=labels)
+    words[1] = str(tmp_path / "vectors.npz")
+    assert run([*words, "--background", "photographs", "--out", str(tmp_path / "v")]) == 1
+    assert "expected square images of bytes" in capsys.readouterr().err
+    assert not (tmp_path / "v").exists()
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    method: Annotated[str, typer.Option(help="dsc, softmax …: see `deepsimplex methods`.")] = "dsc",
+    method: Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")] = "auto",
     backbone: Annotated[str, typer.Option(help="auto picks by image size.")] = "auto",
     known: Annotated[
         str | None, typer.Option(help="Train these classes only, e.g. 'cat,dog'.")
@@ -198,8 +198,12 @@ def check(
 def estimate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs; the same command resumes.")],
-    method: Annotated[str, typer.Option(help="dsc …: see `deepsimplex methods`.")] = "dsc",
+    method: Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")] = "auto",
     leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
+    background: Annotated[
+        str | None,
+        typer.Option(help="Folder of images that are none of the classes, or photographs."),
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
     on_bad: OnBad = "fail",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
@@ -212,6 +216,7 @@ def estimate(
         data,
         method,
         leave_out,
+        background=background,
         epochs=epochs,
         out=out,
         on_bad=on_bad,

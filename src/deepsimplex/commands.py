@@ -75,8 +75,9 @@ def train(
     shape = tuple(images.shape[1:])
     changes = {name: value for name, value in recipe_changes.items() if value is not None}
     still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
-    changes = {**still, **changes, "settings": settings_for(method, settings)}
-    recipe = dataclasses.replace(default_recipe(method, shape, seed, len(labels)), **changes)
+    recipe = default_recipe(method, shape, seed, len(labels), given.background is not None)
+    changes = {**still, **changes, "settings": settings_for(recipe.method, settings)}
+    recipe = dataclasses.replace(recipe, **changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     given.describe(len(training_part), len(held))
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
@@ -95,7 +96,7 @@ def train(
             return
         if (out / "checkpoint.safetensors").exists():
             console.print(f"Going on from the checkpoint in {out}.")
-        console.print(f"Device: {where}. Method: {method}, {recipe.epochs} epochs.")
+        console.print(f"Device: {where}. Method: {recipe.method}, {recipe.epochs} epochs.")
         with training("Training") as begin:
             model = fit_model(
                 images[training_part],
@@ -110,7 +111,7 @@ def train(
                 feature_cache=cache,
                 device=device,
                 keeper=run,
-                report=begin(method),
+                report=begin(recipe.method),
             )
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held]))

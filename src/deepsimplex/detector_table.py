@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
@@ -89,6 +90,50 @@ class LogitScore:
         return -logit_knownness(logits, self.name)
 
 
+NEAR = 5
+"""Which of the nearest training features is asked, where there are so many."""
+SOME = 2048
+"""Training features, at most, that units are taken from."""
+
+
+class Nearest:
+    """1 − cosine of f with the k-th nearest training feature; no library needed."""
+
+    def fit_features(self, rows: Tensor, labels: Tensor) -> None:
+        self.bank = F.normalize(rows, dim=1)
+
+    def predict_features(self, rows: Tensor, *, among_them: bool = False) -> Tensor:
+        """(n, d) → (n,). A row that is `among_them` is not its own neighbour."""
+        k = min(NEAR + among_them, len(self.bank))
+        cosines = F.normalize(rows, dim=1) @ self.bank.T
+        return 1 - cosines.topk(k, dim=1).values[:, -1]
+
+
+class Joined:
+    """−(max_j z_j − μ)/σ + (d − μ')/σ', z = W f + b, d by Nearest; μ and σ of training images.
+
+    How much like a class, and how much like anything seen: each misses what the other finds.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.weight, self.bias, self.near = parts.weight, parts.bias, Nearest()
+
+    def fit_features(self, rows: Tensor, labels: Tensor) -> None:
+        self.near.fit_features(rows, labels)
+        some = rows[:: -(-len(rows) // SOME)]
+        found = self._own(some), self.near.predict_features(some, among_them=True)
+        tiny = torch.finfo(rows.dtype).tiny
+        self.units = [(v.mean(), v.std(correction=0).clamp_min(tiny)) for v in found]
+
+    def predict_features(self, rows: Tensor) -> Tensor:
+        (middle, unit), (far, stray) = self.units
+        near = self.near.predict_features(rows)
+        return (near - far) / stray - (self._own(rows) - middle) / unit
+
+    def _own(self, rows: Tensor) -> Tensor:
+        return (rows @ self.weight.T + self.bias).amax(1)
+
+
 def _is_weight(name: str) -> bool:
     return name == "weight"
 
@@ -100,6 +145,12 @@ DETECTORS: dict[str, Row] = {
             LOGIT_SCORES, ("max z", "max log p", "logΣe^z", "Σ p log p"), strict=True
         )
     },
+    "nearest": Row(
+        "", "features", lambda _, __: Nearest(), "cosine with the 5th nearest f of training"
+    ),
+    "joined": Row(
+        "", "features", lambda _, p: Joined(p), "max z and nearest, standardised, added", head=True
+    ),
     "knn": Row(
         "KNN", "features", lambda k, p: k(None, k=p.neighbours), "−distance to the k-th f/‖f‖"
     ),

@@ -52,6 +52,7 @@ class Detector:
     rows: Tensor  # f (n, d) or z (n, C) of training images, float32; (0, 0) if nothing is fitted
     labels: Tensor  # (n,)
     inner: Any
+    mirror: bool = False  # f and z are means over an image and its mirror image
 
     def knownness(self, images: Tensor) -> Tensor:
         """Raw images (n, …) → (n,), higher = more known; float64 on the CPU.
@@ -66,7 +67,7 @@ class Detector:
             if DETECTORS[self.name].sees == "images":
                 rows = rows.to(where, self.method.encoder.normalise.std.dtype)
             else:
-                rows = _seen(self.name, self.method, self.score, rows)
+                rows = _seen(self.name, self.method, self.score, rows, mirror=self.mirror)
             found.append(-_strangeness(self.name, self.inner, rows))
         scores = torch.cat(found)
         return torch.where(scores.isnan(), -torch.inf, scores)
@@ -80,6 +81,7 @@ def fit_detector(
     classes: int,
     *,
     cache: Path | None = None,
+    mirror: bool = False,
 ) -> Detector:
     """The detector `name` fitted to training images (n, …) and their labels 0…C−1.
 
@@ -88,15 +90,24 @@ def fit_detector(
     """
     row, pixels = DETECTORS[name], images.dtype == torch.uint8
     if not row.fitted:
-        return restore_detector(name, method, torch.zeros(0, 0), labels[:0], classes, pixels)
+        nothing = torch.zeros(0, 0), labels[:0]
+        return restore_detector(name, method, *nothing, classes, pixels, mirror=mirror)
     width = classes if row.sees == "logits" else method.encoder.features
     chosen = _share(labels, max(1, MOST // width))
-    rows = _seen(name, method, _logits(method).score, images[chosen], cache).float()
-    return restore_detector(name, method, rows, labels[chosen], classes, pixels)
+    score = _logits(method).score
+    rows = _seen(name, method, score, images[chosen], cache, mirror=mirror).float()
+    return restore_detector(name, method, rows, labels[chosen], classes, pixels, mirror=mirror)
 
 
 def restore_detector(
-    name: str, method: Method, rows: Tensor, labels: Tensor, classes: int, pixels: bool
+    name: str,
+    method: Method,
+    rows: Tensor,
+    labels: Tensor,
+    classes: int,
+    pixels: bool,
+    *,
+    mirror: bool = False,
 ) -> Detector:
     """The detector as it was when these rows (n, d) were kept: the same fit, the same scores."""
     row, width = DETECTORS[name], method.encoder.features
@@ -121,7 +132,7 @@ def restore_detector(
             " ".join(str(error).split())[:200] or type(error).__name__,
             "give more images of every class, or choose another score",
         ) from None
-    return Detector(name, method, found.score, rows, labels, inner)
+    return Detector(name, method, found.score, rows, labels, inner, mirror)
 
 
 def check_score(method: Method, score: str) -> None:
@@ -185,12 +196,22 @@ def linear_head(method: Method) -> LinearHead | None:
 
 
 def _seen(
-    name: str, method: Method, score: str, images: Tensor, cache: Path | None = None
+    name: str,
+    method: Method,
+    score: str,
+    images: Tensor,
+    cache: Path | None = None,
+    *,
+    mirror: bool = False,
 ) -> Tensor:
-    """What the detector sees of raw images: f (n, d) in float32 or z (n, C) in float64, CPU."""
+    """What the detector sees of raw images: f (n, d) in float32 or z (n, C) in float64, CPU.
+
+    With `mirror`, the mean over each image and its mirror image.
+    """
     if DETECTORS[name].sees == "logits":
-        return inference.scores(method, images, score)[0]
-    return compute_features(method, images, cache)
+        return inference.scores(method, images, score, mirror=mirror)[0]
+    features = compute_features(method, images, cache)
+    return (features + compute_features(method, images.flip(-1))) / 2 if mirror else features
 
 
 def _strangeness(name: str, inner: Any, rows: Tensor) -> Tensor:

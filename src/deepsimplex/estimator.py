@@ -31,7 +31,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
 
     Parameters
     ----------
-    method : a row of METHODS, "dsc" by default.
+    method : a row of METHODS, or "auto": of the simplex family what does best for samples of this
+        kind, with or without background (recipes.default_method).
     backbone : "auto" picks by the shape of X.
     keep : the share of new known samples to keep, e.g. 0.95; a part of the training data is then
         held out to set the threshold. None never rejects.
@@ -54,7 +55,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        method: str = "dsc",
+        method: str = "auto",
         backbone: str = "auto",
         *,
         keep: float | None = None,
@@ -113,7 +114,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             images,
             from_numpy(labels.astype(np.int64)),
             self.classes_,
-            self._recipe(tuple(images.shape[1:]), len(images)),
+            self._recipe(tuple(images.shape[1:]), len(images), others is not None),
             keep=self.keep,
             guarantee=self.guarantee,
             by=self.by,
@@ -192,7 +193,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                 warnings.warn(model.threshold.meaning(), stacklevel=3)
         return self
 
-    def _recipe(self, shape: tuple[int, ...], count: int) -> Recipe:
+    def _recipe(self, shape: tuple[int, ...], count: int, background: bool) -> Recipe:
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -202,10 +203,10 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             if getattr(self, name) is not None
         }
         changes |= {"calibration": self.calibration_size}
-        changes |= {"settings": settings_for(self.method, self.settings)}
         if self.backbone != "auto":
             changes |= {"backbone": self.backbone}
-        recipe = default_recipe(self.method, shape, int(seed), count)
+        recipe = default_recipe(self.method, shape, int(seed), count, background)
+        changes |= {"settings": settings_for(recipe.method, self.settings)}
         return dataclasses.replace(recipe, **changes)
 
     def _unknown_label(self) -> Any:

@@ -183,7 +183,8 @@ def fitting(
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
     if score not in method.scores:
-        fitted = fit_detector(score, method, images, labels, len(names), cache=feature_cache)
+        how: Any = {"cache": feature_cache, "mirror": recipe.mirror}
+        fitted = fit_detector(score, method, images, labels, len(names), **how)
         model = dataclasses.replace(model, detector=fitted)
     if keep is None or calibration is None:
         return model

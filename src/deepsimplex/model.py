@@ -292,7 +292,8 @@ def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     detector = None
     if score not in method.scores:
         rows, labels = kept
-        detector = restore_detector(score, method, rows, labels, len(classes), pixels)
+        about: Any = {"mirror": recipe.mirror}
+        detector = restore_detector(score, method, rows, labels, len(classes), pixels, **about)
     return Model(
         method,
         recipe,

@@ -122,24 +122,45 @@ def digits_recipe(method: str, seed: int = 0) -> Recipe:
     )
 
 
+SMALL = 28
+"""Up to so many pixels a side the small net and its recipe are taken."""
+
+
+def default_method(shape: tuple[int, ...], background: bool) -> str:
+    """The member of the simplex family that did best where it was screened (docs/decisions/0012).
+
+    With background images eq. 7 + eq. 4; without, eq. 4 for vectors and small images, whose nets
+    see few steps, and eq. 7 for larger ones.
+    """
+    if background:
+        return "dsc-blend"
+    return "dsc" if len(shape) == 1 or max(shape[1:]) <= SMALL else "dsc-softmax"
+
+
 def default_recipe(
-    method: str, shape: tuple[int, ...], seed: int = 0, images: int | None = None
+    method: str,
+    shape: tuple[int, ...],
+    seed: int = 0,
+    images: int | None = None,
+    background: bool = False,
 ) -> Recipe:
     """What `train` and OpenSetClassifier use for input of this shape when nothing is said.
 
-    A few small images make few steps an epoch: they get more epochs, 400 steps in all.
+    Method "auto" is `default_method`. A few small images make few steps an epoch: they get more
+    epochs, 400 steps in all.
     """
+    method = default_method(shape, background) if method == "auto" else method
     rate = method_row(method).rate
     if len(shape) == 1:
         return Recipe(
             method=method, backbone="mlp", batch_size=64, learning_rate=0.03 * rate, seed=seed
         )
-    if max(shape[1:]) <= 28:
+    if max(shape[1:]) <= SMALL:
         recipe = digits_recipe(method, seed)
         steps = max(1, (images or 10**9) // recipe.batch_size)
         return dataclasses.replace(recipe, epochs=max(recipe.epochs, -(-400 // steps)))
     return Recipe(
-        method=method, learning_rate=0.1 * rate, augment="crop", weight_decay=1e-4, seed=seed
+        method=method, learning_rate=0.1 * rate, augment="crop", weight_decay=5e-4, seed=seed
     )
 
 

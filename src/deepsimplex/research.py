@@ -156,6 +156,7 @@ def estimate(
     method: str,
     left_out: int,
     *,
+    background: str | None,
     epochs: int | None,
     out: Path,
     on_bad: str,
@@ -169,6 +170,7 @@ def estimate(
         raise DeepSimplexError(
             f"{left_out + 2} or more classes in {data.source}", f"{len(data.classes)}", "add some"
         )
+    extra = _own_extra(background, data_root(None), data)
     console.print(
         f"{data.source}: {len(data.classes)} classes, {left_out} left out at a time, "
         f"{len(folds)} trainings."
@@ -176,9 +178,10 @@ def estimate(
     records, taken = [], {}
     with training("Training", trainings=len(folds)) as begin:
         for number, known in enumerate(folds):
-            trial = split_trial(data, known, name=f"{data.source}/without/{number}", seed=seed)
+            name = f"{data.source}/without/{number}"
+            trial = split_trial(data, known, name=name, seed=seed, background=extra)
             shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
-            recipe = default_recipe(method, shape, seed, len(trial.train[1]))
+            recipe = default_recipe(method, shape, seed, len(trial.train[1]), extra is not None)
             if epochs is not None:
                 recipe = dataclasses.replace(recipe, epochs=epochs)
             missing = ", ".join(sorted(set(trial.unknown_names)))
@@ -257,8 +260,7 @@ def _trials(
         )
     data = _own_data(name, on_bad)
     count = numbers if isinstance(numbers, int) else len(numbers)
-    shape = data.images.shape
-    extra = _extra(background, root, data.source, shape[1], shape[-1]) if background else None
+    extra = _own_extra(background, root, data)
     known = random_trials(data, count, seed)
     return [
         (
@@ -277,6 +279,18 @@ def with_photographs(trial: Trial) -> Trial:
     extra = load_background(PHOTOGRAPHS, Path(), against="", size=size, channels=channels)
     images, audit = extra.without(frozenset())
     return dataclasses.replace(trial, background=images, audit=trial.audit | {"background": audit})
+
+
+def _own_extra(background: str | None, root: Path, data: LabelledSet) -> Background | None:
+    """Background beside one's own images, fitted to them."""
+    shape = data.images.shape[1:]
+    if background and (data.images.dtype != np.uint8 or len(shape) != 3 or shape[0] != shape[1]):
+        raise DeepSimplexError(
+            "square images of bytes to stand against a background",
+            f"{data.images.dtype} samples of shape {shape}",
+            "leave the background out",
+        )
+    return _extra(background, root, data.source, shape[0], shape[-1])
 
 
 def _extra(

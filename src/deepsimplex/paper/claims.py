@@ -144,14 +144,14 @@ def semantic(records: Records) -> Judgement:
 
 
 Aurocs = dict[tuple[str, str], np.ndarray]
-"""In %, a value a trial, by column and recipe."""
+"""In %, a value a trial, by column and recipe; each row by its own score."""
 
 
 def _aurocs(records: Records, row: str, background: str) -> Aurocs:
     return {
         (cell["column"], cell["recipe"]): 100 * np.array(cell["auroc"]["values"])
         for cell in records["table1"]["cells"]
-        if cell["row"] == row and cell["background"] == background
+        if cell["row"] == row and cell["background"] == background and not cell["detector"]
     }
 
 

@@ -29,6 +29,9 @@ Columns = Annotated[str | None, typer.Option(help="Benchmarks, comma-separated; 
 Track = Annotated[str | None, typer.Option(help="none or cifar100; both if not given.")]
 Rows = Annotated[str | None, typer.Option(help="Rows, comma-separated; all if not given.")]
 Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
+Scored = Annotated[
+    str | None, typer.Option("--score", help="A detector, e.g. joined, for all rows.")
+]
 Long = Annotated[bool, typer.Option("--long", help="500 epochs with RandAugment, not 100 without.")]
 
 RUNS = Path("runs/paper")
@@ -37,27 +40,29 @@ RUNS = Path("runs/paper")
 @paper_app.command()
 def table1(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
-    rows: Rows = None, trials: Trials = 5, long: Long = False, device: Device = "auto",
-    data_root: Root = None, out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+    rows: Rows = None, trials: Trials = 5, long: Long = False, score: Scored = None,
+    device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
+    epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Open-set AUROC on six benchmarks (table 1)."""
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.table1(request, _plan(splits, columns, track, rows, trials, long))
+    opensets.table1(request, _plan(splits, columns, track, rows, trials, long, score))
 
 
 @paper_app.command()
 def closed(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
-    rows: Rows = None, trials: Trials = 5, long: Long = False, device: Device = "auto",
-    data_root: Root = None, out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+    rows: Rows = None, trials: Trials = 5, long: Long = False, score: Scored = None,
+    device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
+    epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies of the same runs (appendix)."""
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.closed(request, _plan(splits, columns, track, rows, trials, long))
+    opensets.closed(request, _plan(splits, columns, track, rows, trials, long, score))
 
 
 @paper_app.command()
@@ -201,7 +206,13 @@ def _request(
 
 
 def _plan(
-    family: str, columns: str | None, track: str | None, rows: str | None, trials: int, long: bool
+    family: str,
+    columns: str | None,
+    track: str | None,
+    rows: str | None,
+    trials: int,
+    long: bool,
+    score: str | None,
 ) -> Any:
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
@@ -213,6 +224,7 @@ def _plan(
         _chosen(rows, tuple(ROWS), "rows"),
         trials,
         long,
+        score,
     )
 
 

@@ -84,6 +84,7 @@ class Plan:
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
     long: bool = False  # recipes.long_recipe instead of benchmark_recipe
+    score: str | None = None  # a detector's, instead of each method's own
 
     @property
     def recipe(self) -> str:
@@ -127,12 +128,14 @@ def _show(
         ]
         if rows:
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
-            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe "
+            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
+            shown += f"score {plan.score} " if plan.score else "each by its own score "
             shown += "(published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
     for column, why in missing.items():
         console.print(f"{column}: {why}")
-    cells = {(*key, plan.recipe): _measured(key, records, plan) for key, records in found.items()}
+    measured = (_measured(key, records, plan) for key, records in found.items())
+    cells = {_key(cell): cell for cell in measured}
     content = {
         "measure": measure,
         "family": plan.family,
@@ -157,28 +160,34 @@ def _measured(
         "background": track,
         "row": row,
         "recipe": plan.recipe,
+        "detector": plan.score,
         "method": ROWS[row].method,
         "score": records[0]["score"],
         "epochs": records[0]["epochs"],
         **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
+        "auroc by score": _by_score(records),
         "seconds": [record["seconds"] for record in records],
         "commits": sorted({str(record["commit"]) for record in records}),
         "command": command(),
     }
 
 
-def _measured_before(
-    request: Request, name: str, plan: Plan
-) -> dict[tuple[str, str, str, str], Any]:
+def _by_score(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean AUROC by each score of the method, and the detector's, of the same trainings."""
+    every = [record["auroc_by_score"] for record in records]
+    return {name: sum(one[name] for one in every) / len(every) for name in every[0]}
+
+
+def _key(cell: dict[str, Any]) -> tuple[str | None, ...]:
+    return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
+
+
+def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str | None, ...], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
     before = request.recorded(name)
     if before is None or before["family"] != plan.family:
         return {}
-    return {
-        (c["column"], c["background"], c["row"], c["recipe"]): c
-        for c in before["cells"]
-        if c["row"] in ROWS
-    }
+    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
 
 
 Found = dict[tuple[str, str, str], list[dict[str, Any]]]
@@ -202,7 +211,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
             donor = None
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                name += "-long" * plan.long
+                name += "-long" * plan.long + (f"-{plan.score}" if plan.score else "")
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
                     trial,
@@ -210,6 +219,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
                     folder,
                     where,
                     keep=KEEP,
+                    score=plan.score,
                     at_once=at_once,
                     donor=donor,
                     report=begin(f"{column}, {row}, trial {number}"),

@@ -80,10 +80,13 @@ def open_set(results: Path) -> str:
     rows = []
     for track in ("none", "cifar100"):
         mine = [c for c in record["cells"] if c["background"] == track]
-        for name, recipe in dict.fromkeys((c["row"], c["recipe"]) for c in mine):
-            cells = {c["column"]: c for c in mine if (c["row"], c["recipe"]) == (name, recipe)}
+        named: dict[str, dict[str, Any]] = {}
+        for cell in mine:
+            label = cell["row"] + ", long" * (cell["recipe"] == "long")
+            label += f", {cell['detector']}" if cell["detector"] else ""
+            named.setdefault(label, {})[cell["column"]] = cell
+        for label, cells in named.items():
             shown = [_cell(cells[c]["auroc"]) if c in cells else "–" for c in columns]
-            label = f"{name}, long" if recipe == "long" else name
             rows.append([label, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
