@@ -623,24 +623,6 @@ def gdfr_loss(logits, labels, turn_logits, turns, weight):
     return _mean_cross_entropy(logits, labels) + weight * _mean_cross_entropy(turn_logits, turns)
 
 
-# The contrast between views.
-
-
-def contrast(places, alike, temperature):
-    """Mean over i of the mean over its positives j of −log(e^{s_ij} / Σ_{k≠i} e^{s_ik})."""
-    unit = [row / math.sqrt(sum(v * v for v in row)) for row in places]
-    total = 0.0
-    for i, a in enumerate(unit):
-        others = [k for k in range(len(unit)) if k != i]
-        score = {
-            k: sum(p * q for p, q in zip(a, unit[k], strict=True)) / temperature for k in others
-        }
-        whole = math.log(sum(math.exp(s) for s in score.values()))
-        positive = [k for k in others if alike[k] == alike[i]]
-        total += sum(whole - score[k] for k in positive) / len(positive)
-    return total / len(unit)
-
-
 # Detectors of our own.
 
 

@@ -618,3 +618,18 @@ def test_few_small_images_get_more_epochs():
     assert default_recipe("dsc", (1, 8, 8), images=640).epochs == 40
     assert default_recipe("dsc", (1, 8, 8), images=6400).epochs == 30
     assert default_recipe("dsc", (1, 8, 8)).epochs == 30
+
+
+@pytest.mark.parametrize(
+    ("shape", "background", "method"),
+    [
+        ((5,), False, "dsc"),
+        ((3, 28, 28), False, "dsc"),
+        ((3, 29, 29), False, "dsc-softmax"),
+        ((1, 8, 8), True, "dsc-blend"),
+        ((3, 64, 64), True, "dsc-blend"),
+    ],
+)
+def test_auto_takes_the_default_of_the_family(shape, background, method):
+    assert default_recipe("auto", shape, background=background).method == method
+    assert default_recipe("softmax", shape, background=background).method == "softmax"

@@ -93,8 +93,9 @@ def test_wrong_shapes_are_told():
 
 def test_background_is_pushed_away():
     images, labels = toys.pictures(120)
-    plain = quick().fit(images, labels)
     guarded = quick().fit(images, labels, background=toys.unknown_pictures(80, seed=2))
+    assert guarded.model_.recipe.method == "dsc-blend"
+    plain = quick(method="dsc-blend").fit(images, labels)
     unseen = toys.unknown_pictures(40, seed=3)
     assert guarded.score_samples(unseen).mean() < plain.score_samples(unseen).mean() - 0.05
 

@@ -41,7 +41,6 @@ HOUSE = [
     "methods.networks",
     "methods.dsc",
     "methods.turned",
-    "methods.contrast",
     "methods.softmax",
     "methods.osrci",
     "methods.centres",

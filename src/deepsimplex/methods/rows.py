@@ -20,7 +20,6 @@ from deepsimplex.methods.base import Encoder, Method
 from deepsimplex.methods.basis import Basis, BasisSettings
 from deepsimplex.methods.c2ae import C2AE, C2AESettings
 from deepsimplex.methods.centres import Centred, CentreSettings
-from deepsimplex.methods.contrast import Contrast, ContrastSettings
 from deepsimplex.methods.crosr import CROSR, CROSRSettings
 from deepsimplex.methods.dsc import DSC, DSCSettings
 from deepsimplex.methods.gdfr import GDFR, GDFRSettings
@@ -97,13 +96,6 @@ METHODS: dict[str, Row] = {
         "eq. 7 over classes × four turns of the image",
         True,
         cite="after Lee, Hwang, Shin 2020",
-        pictures=True,
-    ),
-    "dsc-contrast": Row(
-        Contrast,
-        ContrastSettings(),
-        "eq. 7 beside a contrast between two views of each image",
-        cite="after Chen et al. 2020; Winkens et al. 2020",
         pictures=True,
     ),
     "dsc-literal": Row(

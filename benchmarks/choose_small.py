@@ -1,0 +1,95 @@
+"""Choose the default for small images and vectors, as choose.py does for the benchmarks.
+
+    python benchmarks/choose_small.py digits --json results/choose-digits.json
+    python benchmarks/choose_small.py mnist --images 4000 --data-root DATA --json …
+
+Training images only, two classes left out at a time, every class once; each method by its default
+recipe on the CPU, without and with patches of photographs as background; its own score, the
+nearest training feature, and both joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepsimplex import metrics
+from deepsimplex.data.archives import load_official
+from deepsimplex.data.background import PHOTOGRAPHS, load_background
+from deepsimplex.data.protocols import leave_out_trials, split_trial
+from deepsimplex.data.sources import LabelledSet, load_data, to_tensor
+from deepsimplex.detectors import fit_detector
+from deepsimplex.fitting import fit_model
+from deepsimplex.recipes import default_recipe
+from deepsimplex.runs import environment, write_json
+
+METHODS = ("dsc", "dsc-softmax", "dsc-blend", "softmax")
+HELPED = ("dsc", "dsc-softmax", "dsc-blend")
+
+
+def fold(data: LabelledSet, known: list[str], method: str, helped: bool, seed: int) -> Any:
+    """Accuracy, and AUROC by every score, of one training without two classes."""
+    _, size, _, channels = data.images.shape
+    extra = None
+    if helped:
+        extra = load_background(PHOTOGRAPHS, Path(), against="", size=size, channels=channels)
+    trial = split_trial(data, known, name="choose", seed=seed, background=extra)
+    images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
+    recipe = default_recipe(method, tuple(images.shape[1:]), seed, len(labels))
+    others = None if trial.background is None else to_tensor(trial.background)
+    model = fit_model(images, labels, trial.classes, recipe, background=others, device="cpu")
+    sides = [to_tensor(part) for part in (trial.known_test[0], trial.unknown_test)]
+    predicted, own = model.all_scores(sides[0])
+    found = {name: (own[name], model.all_scores(sides[1])[1][name]) for name in (model.score,)}
+    for name in ("nearest", "joined"):
+        detector = fit_detector(name, model.method, images, labels, len(trial.classes))
+        known_side, unknown_side = (detector.knownness(side).numpy() for side in sides)
+        found[name] = known_side, unknown_side
+    aurocs = {name: metrics.auroc(*pair) for name, pair in found.items()}
+    return {"accuracy": metrics.accuracy(trial.known_test[1], predicted), "auroc": aurocs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("data", choices=("digits", "mnist", "cifar10"))
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--images", type=int, help="so many, drawn once")
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    data = load_data("digits")
+    if args.data != "digits":
+        data = load_official(args.data, "train", args.data_root)
+    if args.images:
+        some = np.random.default_rng(0).permutation(len(data.labels))[: args.images]
+        data = dataclasses.replace(data, images=data.images[some], labels=data.labels[some])
+    table: dict[str, Any] = {}
+    for method, helped in [(m, False) for m in METHODS] + [(m, True) for m in HELPED]:
+        records = [
+            fold(data, known, method, helped, seed)
+            for seed in range(args.seeds)
+            for known in leave_out_trials(data, 2, seed)[: args.folds]
+        ]
+        name = f"{method}, photographs" if helped else method
+        scores = {s: statistics.mean(r["auroc"][s] for r in records) for s in records[0]["auroc"]}
+        accuracy = statistics.mean(r["accuracy"] for r in records)
+        table[name] = {"accuracy": accuracy, "auroc": scores, "records": records}
+        line = "  ".join(f"{s} {100 * v:.2f}" for s, v in scores.items())
+        print(f"{name:26} acc {100 * accuracy:.2f}  {line}", flush=True)
+    if args.json:
+        words = f" --images {args.images} --data-root DATA" if args.images else ""
+        command = f"python benchmarks/choose_small.py {args.data}{words}"
+        command += f" --folds {args.folds} --seeds {args.seeds}"
+        about = {"command": command, "environment": environment(torch.device("cpu"))}
+        write_json(args.json, about | {"means": table})
+
+
+if __name__ == "__main__":
+    main()
