@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,15 @@ def fold(data: LabelledSet, known: list[str], method: str, helped: bool, seed: i
     model = fit_model(images, labels, trial.classes, recipe, background=others, device="cpu")
     sides = [to_tensor(part) for part in (trial.known_test[0], trial.unknown_test)]
     predicted, own = model.all_scores(sides[0])
-    found = {name: (own[name], model.all_scores(sides[1])[1][name]) for name in (model.score,)}
+    found = {model.score: (own[model.score], model.all_scores(sides[1])[1][model.score])}
     for name in ("nearest", "joined"):
         detector = fit_detector(name, model.method, images, labels, len(trial.classes))
         known_side, unknown_side = (detector.knownness(side).numpy() for side in sides)
         found[name] = known_side, unknown_side
     aurocs = {name: metrics.auroc(*pair) for name, pair in found.items()}
-    return {"accuracy": metrics.accuracy(trial.known_test[1], predicted), "auroc": aurocs}
+    accuracy = metrics.accuracy(trial.known_test[1], predicted)
+    left_out = sorted(set(trial.unknown_names))
+    return {"left out": left_out, "seed": seed, "accuracy": accuracy, "auroc": aurocs}
 
 
 def main() -> None:
@@ -71,6 +74,7 @@ def main() -> None:
         some = np.random.default_rng(0).permutation(len(data.labels))[: args.images]
         data = dataclasses.replace(data, images=data.images[some], labels=data.labels[some])
     table: dict[str, Any] = {}
+    began = time.perf_counter()
     for method, helped in [(m, False) for m in METHODS] + [(m, True) for m in HELPED]:
         records = [
             fold(data, known, method, helped, seed)
@@ -84,11 +88,13 @@ def main() -> None:
         line = "  ".join(f"{s} {100 * v:.2f}" for s, v in scores.items())
         print(f"{name:26} acc {100 * accuracy:.2f}  {line}", flush=True)
     if args.json:
-        words = f" --images {args.images} --data-root DATA" if args.images else ""
+        words = " --data-root DATA" if args.data != "digits" else ""
+        words += f" --images {args.images}" if args.images else ""
         command = f"python benchmarks/choose_small.py {args.data}{words}"
         command += f" --folds {args.folds} --seeds {args.seeds}"
         about = {"command": command, "environment": environment(torch.device("cpu"))}
-        write_json(args.json, about | {"means": table})
+        seconds = time.perf_counter() - began
+        write_json(args.json, about | {"seconds": seconds, "means": table})
 
 
 if __name__ == "__main__":

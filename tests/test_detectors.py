@@ -234,6 +234,17 @@ def test_joined_of_a_model_file_that_mirrors(data, no_library, tmp_path):
     assert np.allclose(turned[1], model.scores(strange())[1], atol=1e-4)
 
 
+def test_collapsed_classes_leave_finite_scores():
+    rows = torch.eye(3, dtype=torch.float64).repeat_interleave(20, 0)
+    weight, bias = torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    parts = detector_table.Parts(60, 3, 3, weight, bias, torch.nn.Identity(), (1.0,))
+    both = detector_table.Joined(parts)
+    both.fit_features(rows, torch.arange(3).repeat_interleave(20))
+    strange = both.predict_features(torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0]]).double())
+    assert strange.isfinite().all()
+    assert strange[0] < strange[1]
+
+
 def test_few_training_images_still_have_a_nearest(no_library):
     rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     near = detector_table.Nearest()

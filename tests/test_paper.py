@@ -67,6 +67,21 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert other["auroc by score"]["max_logit"] == own["auroc"]["mean"]
     assert paper("table1", *words, "--score", "joint") == 1
     assert "did you mean 'joined'?" in capsys.readouterr().err
+    words = ("--quick", "--trials", "1", "--out", str(here / "new"))
+    assert paper("table1", *words, "--rows", "eq. 7,softmax", "--score", "dot") == 1
+    assert not (here / "new").exists()  # softmax has no such score: told before eq. 7 is trained
+    assert paper("table1", *words, "--long") == 1
+    assert "expected --quick or --long" in capsys.readouterr().err
+
+
+def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
+    words = ("--quick", "--trials", "1", "--rows", "softmax")
+    assert paper("table1", *words, "--epochs", "2") == 0
+    before = record(here, "table1")["cells"]
+    elsewhere = ("--out", str(here / "other"), "--results", str(here / "runs/paper"))
+    assert paper("table1", *words, "--epochs", "1", *elsewhere) == 0
+    assert "of 2 epochs stays" in capsys.readouterr().out
+    assert record(here, "table1")["cells"] == before
 
 
 def test_the_long_recipe():

@@ -216,6 +216,21 @@ def test_estimate_with_a_background_trains_by_the_default_for_one(tmp_path, caps
     assert not (tmp_path / "v").exists()
 
 
+def test_estimate_refuses_before_it_trains(tmp_path, capsys):
+    images, labels = toys.pictures(160, classes=4)
+    np.savez(tmp_path / "own.npz", X=images, y=labels)
+    words = ["estimate", str(tmp_path / "own.npz"), "--method", "softmax", "--epochs", "2"]
+    words += ["--out", str(tmp_path / "e")]
+    assert run([*words, "--background", "photographs"]) == 1
+    assert "no background for method 'softmax'" in capsys.readouterr().err
+    assert run([*words, "--score", "distance"]) == 1
+    assert "expected a score among max_logit" in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
+    assert run([*words, "--score", "joined"]) == 0
+    folds = json.loads((tmp_path / "e" / "estimate.json").read_text())["folds"]
+    assert {fold["score"] for fold in folds} == {"joined"}
+
+
 @pytest.mark.parametrize(
     "words", [["estimate"], ["compare", "--splits", "random", "--trials", "1"]], ids=lambda w: w[0]
 )

@@ -43,7 +43,7 @@ Score = Annotated[
     str | None,
     typer.Option(
         help="Knownness score: the method's default, another of its own, or a detector fitted "
-        "after training: energy, knn, vim, mahalanobis, odin, react …; most need the extra 'ood'."
+        "after training: nearest, joined, energy; with the extra 'ood' knn, vim, odin, react …"
     ),
 ]
 
@@ -200,6 +200,7 @@ def estimate(
     out: Annotated[Path, typer.Option(help="Folder for the runs; the same command resumes.")],
     method: Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")] = "auto",
     leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
+    score: Score = None,
     background: Annotated[
         str | None,
         typer.Option(help="Folder of images that are none of the classes, or photographs."),
@@ -217,6 +218,7 @@ def estimate(
         method,
         leave_out,
         background=background,
+        score=score,
         epochs=epochs,
         out=out,
         on_bad=on_bad,

@@ -92,8 +92,10 @@ class LogitScore:
 
 NEAR = 5
 """Which of the nearest training features is asked, where there are so many."""
-SOME = 2048
-"""Training features, at most, that units are taken from."""
+SOME, FEW = 512, 128
+"""Training features, at most, that units are taken from; rows at a time against all of them."""
+LEAST = 1e-6
+"""Of a unit, against the mean: collapsed classes leave nothing else."""
 
 
 class Nearest:
@@ -103,10 +105,11 @@ class Nearest:
         self.bank = F.normalize(rows, dim=1)
 
     def predict_features(self, rows: Tensor, *, among_them: bool = False) -> Tensor:
-        """(n, d) → (n,). A row that is `among_them` is not its own neighbour."""
+        """(n, d) → (n,), a few at a time. A row that is `among_them` is not its own neighbour."""
         k = min(NEAR + among_them, len(self.bank))
-        cosines = F.normalize(rows, dim=1) @ self.bank.T
-        return 1 - cosines.topk(k, dim=1).values[:, -1]
+        unit = F.normalize(rows, dim=1)
+        found = [(few @ self.bank.T).topk(k, dim=1).values[:, -1] for few in unit.split(FEW)]
+        return 1 - torch.cat([rows.new_zeros(0), *found])
 
 
 class Joined:
@@ -122,8 +125,10 @@ class Joined:
         self.near.fit_features(rows, labels)
         some = rows[:: -(-len(rows) // SOME)]
         found = self._own(some), self.near.predict_features(some, among_them=True)
-        tiny = torch.finfo(rows.dtype).tiny
-        self.units = [(v.mean(), v.std(correction=0).clamp_min(tiny)) for v in found]
+        self.units = [
+            (v.mean(), torch.maximum(v.std(correction=0), LEAST * (1 + v.mean().abs())))
+            for v in found
+        ]
 
     def predict_features(self, rows: Tensor) -> Tensor:
         (middle, unit), (far, stray) = self.units

@@ -52,7 +52,7 @@ class Detector:
     rows: Tensor  # f (n, d) or z (n, C) of training images, float32; (0, 0) if nothing is fitted
     labels: Tensor  # (n,)
     inner: Any
-    mirror: bool = False  # f and z are means over an image and its mirror image
+    mirror: bool = False  # f and z are means over an image and its mirror image; ODIN sees one
 
     def knownness(self, images: Tensor) -> Tensor:
         """Raw images (n, …) → (n,), higher = more known; float64 on the CPU.
@@ -276,7 +276,7 @@ def _need_head(name: str, method: Method) -> LinearHead:
         raise DeepSimplexError(
             f"logits that are W f + b of the features, for the score {name!r}",
             "a method without such a map",
-            "choose a score that needs none, e.g. knn, mahalanobis or odin",
+            "choose a score that needs none, e.g. nearest, knn or mahalanobis",
         )
     return found
 

@@ -40,7 +40,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         confidence for this one.
     by : "all" for one threshold, "predicted" for one a predicted class.
     knownness : the score to reject by: one of the method's, or a detector fitted to the training
-        data, e.g. "knn" or "energy" (most need the extra `ood`); None takes the method's default.
+        data, e.g. "joined" or "knn" (most need the extra `ood`); None takes the method's default.
     settings : changes to the method's own settings, e.g. {"loss": "softmax"}.
     unknown_label : what `predict` answers when it rejects; None takes −1 for numbers (one below
         the smallest label if −1 is a class) and "unknown" for names.

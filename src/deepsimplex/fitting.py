@@ -68,7 +68,9 @@ def check_background(recipe: Recipe, given: bool) -> None:
         )
     if given and not row.uses_background:
         raise DeepSimplexError(
-            f"no background for method {recipe.method!r}", "some", "leave it out, or choose dsc"
+            f"no background for method {recipe.method!r}",
+            "some",
+            "leave it out, or choose dsc-blend",
         )
 
 
@@ -183,8 +185,9 @@ def fitting(
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
     if score not in method.scores:
-        how: Any = {"cache": feature_cache, "mirror": recipe.mirror}
-        fitted = fit_detector(score, method, images, labels, len(names), **how)
+        fitted = fit_detector(
+            score, method, images, labels, len(names), cache=feature_cache, mirror=recipe.mirror
+        )
         model = dataclasses.replace(model, detector=fitted)
     if keep is None or calibration is None:
         return model

@@ -292,8 +292,9 @@ def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     detector = None
     if score not in method.scores:
         rows, labels = kept
-        about: Any = {"mirror": recipe.mirror}
-        detector = restore_detector(score, method, rows, labels, len(classes), pixels, **about)
+        detector = restore_detector(
+            score, method, rows, labels, len(classes), pixels, mirror=recipe.mirror
+        )
     return Model(
         method,
         recipe,

@@ -129,8 +129,8 @@ SMALL = 28
 def default_method(shape: tuple[int, ...], background: bool) -> str:
     """The member of the simplex family that did best where it was screened (docs/decisions/0012).
 
-    With background images eq. 7 + eq. 4; without, eq. 4 for vectors and small images, whose nets
-    see few steps, and eq. 7 for larger ones.
+    With background images eq. 7 + eq. 4; without, eq. 4 for small images, whose nets see few steps,
+    and for vectors, which were not screened; eq. 7 for larger images.
     """
     if background:
         return "dsc-blend"
@@ -181,7 +181,7 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 
 def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe as the strongest published softmax baselines train: long, RandAugment.
+    """The benchmark recipe at length, with RandAugment, after published softmax baselines.
 
     `deepsimplex paper table1 --long`: 500 epochs, decay 1e-3, and the score of an image and its
     mirror image together where the benchmark mirrors in training (docs/decisions/0012).

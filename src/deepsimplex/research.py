@@ -29,7 +29,7 @@ from deepsimplex.data.protocols import (
 from deepsimplex.data.sources import LabelledSet, check_on_bad, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_request
+from deepsimplex.fitting import check_background, check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
@@ -157,6 +157,7 @@ def estimate(
     left_out: int,
     *,
     background: str | None,
+    score: str | None,
     epochs: int | None,
     out: Path,
     on_bad: str,
@@ -184,11 +185,13 @@ def estimate(
             recipe = default_recipe(method, shape, seed, len(trial.train[1]), extra is not None)
             if epochs is not None:
                 recipe = dataclasses.replace(recipe, epochs=epochs)
+            if number == 0:
+                check_background(recipe, extra is not None)
+                check_request(recipe, shape, len(trial.classes), **_asked(score))
             missing = ", ".join(sorted(set(trial.unknown_names)))
             folder = out / f"without-{number}"
-            record = comparison.run_trial(
-                trial, recipe, folder, keep=KEEP, device=device, report=begin(f"without {missing}")
-            )
+            how: Any = {"score": score, "device": device, "report": begin(f"without {missing}")}
+            record = comparison.run_trial(trial, recipe, folder, keep=KEEP, **how)
             records.append(record)
             taken[missing] = _taken_for(trial, folder), record
     rows = [
@@ -315,9 +318,12 @@ def _check_scores(name: str, methods: list[str], trial: Trial, score: str | None
     if score is None:
         return
     shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
-    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
     for method in methods:
-        check_request(_recipe(name, method, trial, 0), shape, len(trial.classes), **asked)
+        check_request(_recipe(name, method, trial, 0), shape, len(trial.classes), **_asked(score))
+
+
+def _asked(score: str | None) -> Any:
+    return {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
 
 
 def _audit(trial: Trial) -> str:

@@ -82,7 +82,8 @@ def apply(
     result = _where(which, "solarise", _inverted(result, policy.limit), result)
     result = _where(which, "autocontrast", stretched(x), result)
     result = _where(which, "equalise", equalised(images), result)
-    if place is not None:
+    if policy.square:
+        assert place is not None
         result = _where(which, "invert", 255 - x, result)
         brighter = (x + policy.add).floor().clamp(max=255)
         result = _where(which, "solarise add", _inverted(brighter, 128), result)
@@ -97,7 +98,8 @@ def _inverted(x: Tensor, limit: float) -> Tensor:
 def warped(x: Tensor, which: Tensor, sign: Tensor, policy: Policy) -> Tensor:
     """Sheared, shifted or turned; nearest pixel, zeros outside.
 
-    The matrix takes a target pixel's place, from −1 to 1, to the source's.
+    The matrix takes a target pixel's place, from −1 to 1, to the source's. All turn and shear about
+    the centre.
     """
     n, _, h, w = x.shape
     zero, one = torch.zeros_like(sign), torch.ones_like(sign)

@@ -97,6 +97,7 @@ def _print(column: str, cells: list[dict[str, Any]]) -> None:
         for cell in cells
     ]
     title = f"{column}: {cells[0]['train images']} training images, accuracy in %, last epoch"
+    title += ", image and mirror image together" if cells[0]["mirror"] else ""
     table(title, ("", "rate", "ours", "published"), rows)
 
 
@@ -191,6 +192,7 @@ def _final(
                 "rate": rate,
                 "screened": {f"{r:g}": a for r, a in screened[method].items()},
                 "epochs": plan.epochs,
+                **{name: getattr(plan, name) for name in ("batch_size", "augment", "mirror")},
                 "train images": len(train.labels),
                 **summary(values, ("accuracy",)),
                 "seconds": [outcome.seconds for outcome in mine],

@@ -19,6 +19,7 @@ from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.fitting import check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row, settings_for
 from deepsimplex.paper import published
@@ -109,6 +110,8 @@ def _show(
     printed: dict[str, tuple[published.Cell, ...]],
 ) -> dict[str, Any]:
     if request.quick:
+        if plan.long:
+            raise DeepSimplexError("--quick or --long", "both", "the quick version is on digits")
         plan = dataclasses.replace(
             plan, columns=("digits",), tracks=("none",), trials=min(2, plan.trials)
         )
@@ -136,12 +139,16 @@ def _show(
         console.print(f"{column}: {why}")
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells = {_key(cell): cell for cell in measured}
+    before = _measured_before(request, name, plan)
+    for key in [k for k in cells if k in before and before[k]["epochs"] > cells[k]["epochs"]]:
+        kept = f"{key[0]}, {key[2]}: the record's cell of {before[key]['epochs']} epochs stays"
+        console.print(f"{kept}; {cells.pop(key)['epochs']} are not recorded over it.")
     content = {
         "measure": measure,
         "family": plan.family,
         "trials": plan.trials,
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": list((_measured_before(request, name, plan) | cells).values()),
+        "cells": list((before | cells).values()),
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
         "best published without background": published.BEST_WITHOUT_BACKGROUND,
@@ -200,6 +207,8 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
     found: Found = {}
     missing: dict[str, str] = {}
     possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
+    for column, row in itertools.product(possible, plan.rows):
+        _check_score(column, row, plan)
     count = len(possible) * plan.trials * sum(fits(r, t) for r in plan.rows for t in plan.tracks)
 
     with training("Training", trainings=count) as begin:
@@ -250,6 +259,15 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
         key: sorted(found[key], key=lambda record: record["seed"]) for key in order if key in found
     }
     return in_order, missing
+
+
+def _check_score(column: str, row: str, plan: Plan) -> None:
+    """Before the first training: can the row be scored so?"""
+    about = BENCHMARKS[column]
+    shape = about.channels, about.size, about.size
+    count = len(splits(plan.family, column)[0]["known"])
+    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "radius": 1.0}
+    check_request(recipe_for(row, column, 0, None), shape, count, score=plan.score, **asked)
 
 
 def fits(row: str, track: str) -> bool:
