@@ -19,7 +19,7 @@ from torch import Tensor
 from deepsimplex import compare
 from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
-from deepsimplex.data.background import PHOTOGRAPHS, load_background
+from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
@@ -328,22 +328,14 @@ def _decisions(model: Model, inputs: list[str]) -> Iterator[tuple[str, Decision]
 def _background(folder: Path | None, images: Tensor) -> Tensor | None:
     if folder is None:
         return None
-    shape = tuple(images.shape[1:])
-    square = len(shape) == 3 and shape[1] == shape[2] and images.dtype == torch.uint8
-    if not square:
-        raise DeepSimplexError(
-            "square images of bytes to stand against a background",
-            f"samples of shape {shape}",
-            "leave the background out",
-        )
     if not folder.is_dir() and str(folder) != PHOTOGRAPHS:
         raise DeepSimplexError(
             f"a folder of images as background, or the word {PHOTOGRAPHS}",
             repr(str(folder)),
             "check the path",
         )
-    found = load_background(str(folder), Path(), against="", size=shape[1], channels=shape[0])
-    return to_tensor(found.images)
+    shape, pixels = (*images.shape[2:], images.shape[1]), images.dtype == torch.uint8
+    return to_tensor(background_beside(str(folder), Path(), "", shape, pixels).images)
 
 
 def _limit(value: float | None) -> str:

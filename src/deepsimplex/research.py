@@ -15,7 +15,7 @@ import torch
 from deepsimplex import compare as comparison
 from deepsimplex import tables
 from deepsimplex.data.archives import data_root
-from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
+from deepsimplex.data.background import PHOTOGRAPHS, Background, background_beside, load_background
 from deepsimplex.data.protocols import (
     BENCHMARKS,
     Trial,
@@ -187,7 +187,7 @@ def estimate(
                 recipe = dataclasses.replace(recipe, epochs=epochs)
             if number == 0:
                 check_background(recipe, extra is not None)
-                check_request(recipe, shape, len(trial.classes), **_asked(score))
+                check_scored(recipe, shape, len(trial.classes), score)
             missing = ", ".join(sorted(set(trial.unknown_names)))
             folder = out / f"without-{number}"
             how: Any = {"score": score, "device": device, "report": begin(f"without {missing}")}
@@ -285,15 +285,10 @@ def with_photographs(trial: Trial) -> Trial:
 
 
 def _own_extra(background: str | None, root: Path, data: LabelledSet) -> Background | None:
-    """Background beside one's own images, fitted to them."""
-    shape = data.images.shape[1:]
-    if background and (data.images.dtype != np.uint8 or len(shape) != 3 or shape[0] != shape[1]):
-        raise DeepSimplexError(
-            "square images of bytes to stand against a background",
-            f"{data.images.dtype} samples of shape {shape}",
-            "leave the background out",
-        )
-    return _extra(background, root, data.source, shape[0], shape[-1])
+    if background is None:
+        return None
+    shape, pixels = data.images.shape[1:], data.images.dtype == np.uint8
+    return background_beside(background, root, data.source, shape, pixels)
 
 
 def _extra(
@@ -319,11 +314,13 @@ def _check_scores(name: str, methods: list[str], trial: Trial, score: str | None
         return
     shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
     for method in methods:
-        check_request(_recipe(name, method, trial, 0), shape, len(trial.classes), **_asked(score))
+        check_scored(_recipe(name, method, trial, 0), shape, len(trial.classes), score)
 
 
-def _asked(score: str | None) -> Any:
-    return {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
+def check_scored(recipe: Recipe, shape: tuple[int, ...], classes: int, score: str | None) -> None:
+    """Can trials of this recipe be rejected by `score`?"""
+    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
+    check_request(recipe, shape, classes, **asked)
 
 
 def _audit(trial: Trial) -> str:

@@ -93,6 +93,19 @@ def load_background(name: str, root: Path, *, against: str, size: int, channels:
     return Background(name, source, images, classes[keep], audit)
 
 
+def background_beside(
+    name: str, root: Path, against: str, shape: tuple[int, ...], pixels: bool
+) -> Background:
+    """Background beside one's own images of `shape` (h, w, c), fitted to them."""
+    if not pixels or len(shape) != 3 or shape[0] != shape[1]:
+        raise DeepSimplexError(
+            "square images of bytes to stand against a background",
+            f"{'bytes' if pixels else 'numbers'} of shape {shape}",
+            "leave the background out",
+        )
+    return load_background(name, root, against=against, size=shape[0], channels=shape[2])
+
+
 def patches(size: int, channels: int, count: int = 2000) -> np.ndarray:
     """`count` squares of scikit-learn's photographs at three scales: (count, size, size, c)."""
     from sklearn.datasets import load_sample_images

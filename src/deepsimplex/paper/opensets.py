@@ -19,13 +19,12 @@ from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row, settings_for
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe, long_recipe
-from deepsimplex.research import KEEP
+from deepsimplex.research import KEEP, check_scored
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table, training
 
@@ -266,8 +265,7 @@ def _check_score(column: str, row: str, plan: Plan) -> None:
     about = BENCHMARKS[column]
     shape = about.channels, about.size, about.size
     count = len(splits(plan.family, column)[0]["known"])
-    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "radius": 1.0}
-    check_request(recipe_for(row, column, 0, None), shape, count, score=plan.score, **asked)
+    check_scored(recipe_for(row, column, 0, None), shape, count, plan.score)
 
 
 def fits(row: str, track: str) -> bool:
