@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import toys
 
 from deepsimplex import engine
 from deepsimplex.cli import run
@@ -11,6 +13,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
 from deepsimplex.paper import opensets, published, rivals
 from deepsimplex.paper.readme import update
+from deepsimplex.paper.studies import Study, conduct
 
 
 def paper(*words):
@@ -280,6 +283,25 @@ def test_claims_compare_rows_of_one_recipe(here):
     assert judged(here, records | {"table1": {"cells": [softmax, *cells[1:]]}})[claim] == (
         "not measured"
     )
+
+
+def test_claims_leave_rows_scored_by_a_detector_out(here):
+    records = made_records()
+    cells = records["table1"]["cells"]
+    better = {**cells[0], "row": "softmax", "detector": "joined", "auroc": cell(0.99, 0.99, 0.99)}
+    for order in ([*cells, better], [better, *cells]):
+        verdicts = judged(here, records | {"table1": {"cells": order}})
+        assert verdicts["better than softmax, open set"] == "holds"
+
+
+def test_a_study_mirrors_where_its_recipe_does(tmp_path):
+    images, labels = toys.pictures(60)
+    look = {"it": images, "its mirror image": images[:, :, ::-1].copy()}
+    for mirror in (True, False):
+        plan = toys.quick(epochs=1, mirror=mirror)
+        study = Study(f"mirror-{mirror}", images, labels, ["a", "b", "c"], plan, look)
+        (outcome,) = conduct([study], tmp_path, "cpu")
+        assert np.allclose(*outcome.outputs.values(), atol=1e-6) == mirror
 
 
 def test_claims_are_not_judged_without_their_rows(here):
