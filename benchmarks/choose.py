@@ -49,6 +49,9 @@ HEAVY = {"weight_decay": 1e-3}
 SMOOTH = {"average": 0.9995}
 FREE = {"clip": None}
 PLAIN = {"clip": None, "nesterov": False, "warmup": 0.0}
+WHOLE = {"backbone": "osrci-whole"}  # no dropout
+# eq. 7 beside itself on mixtures: no unit sphere, no smoothing, no second head
+PLANE = {"round": False, "apart": False, "temperature": 1.0, "label_smoothing": 0.0}
 LARGE = {"batch_size": 256, "learning_rate": 0.2}
 # name → (method, settings, changes of the benchmark recipe, background?)
 CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
@@ -60,6 +63,16 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "eq7 free": ("dsc-softmax", {}, FREE, False),
     "eq7 plain": ("dsc-softmax", {}, PLAIN, False),
     "eq7 rand heavy free": ("dsc-softmax", {}, {**RAND, **HEAVY, **FREE}, False),
+    "eq7 whole": ("dsc-softmax", {}, WHOLE, False),
+    "eq7 rand whole": ("dsc-softmax", {}, {**RAND, **WHOLE}, False),
+    "eq7 mixed": ("dsc-sphere", PLANE, RAND, False),
+    "eq7 mixed whole": ("dsc-sphere", PLANE, {**RAND, **WHOLE}, False),
+    "sphere": ("dsc-sphere", {}, RAND, False),
+    "sphere whole": ("dsc-sphere", {}, {**RAND, **WHOLE}, False),
+    "sphere whole light": ("dsc-sphere", {}, {**RAND, **WHOLE, **LIGHT}, False),
+    "sphere whole hard": ("dsc-sphere", {"label_smoothing": 0.0}, {**RAND, **WHOLE}, False),
+    "sphere whole pure": ("dsc-sphere", {"mixture": 0.0}, {**RAND, **WHOLE}, False),
+    "sum bg whole": ("dsc-blend", {}, WHOLE, True),
     "sum bg free": ("dsc-blend", {}, FREE, True),
     "sum bg heavy": ("dsc-blend", {}, HEAVY, True),
     "eq7 light": ("dsc-softmax", {}, LIGHT, False),

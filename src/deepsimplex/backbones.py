@@ -24,6 +24,7 @@ NAMES = (
     "small",
     "osrci",
     "osrci-flat",
+    "osrci-whole",
     "lenet++",
     *(
         f"resnet{d}{stem}{end}"
@@ -49,9 +50,14 @@ class OSRCINet(nn.Module):
     """
 
     def __init__(
-        self, channels: int = 3, pooled: bool = True, size: tuple[int, int] | None = None
+        self,
+        channels: int = 3,
+        pooled: bool = True,
+        size: tuple[int, int] | None = None,
+        drop: float = DROP,
     ) -> None:
         super().__init__()
+        self.drop = drop
         if not pooled and size is None:
             raise DeepSimplexError(
                 "an image size for flattened features", "none", "give size=(height, width)"
@@ -61,7 +67,7 @@ class OSRCINet(nn.Module):
         if not pooled and size is not None:
             self.features *= -(-size[0] // 8) * -(-size[1] // 8)
         # A one-channel image dropped is a blank image.
-        self.dropout = nn.Dropout2d(DROP) if channels > 1 else nn.Identity()
+        self.dropout = nn.Dropout2d(drop) if channels > 1 and drop else nn.Identity()
         layers = []
         width = channels
         for block in ((64, 64, 128), (128, 128, 128), (128, 128, 128)):
@@ -80,7 +86,7 @@ class OSRCINet(nn.Module):
         for number, layer in enumerate(self.layers):
             conv, norm = _pair(layer)
             x = convolve(conv, x) if number else stem(conv, x)
-            x = norm_act(norm, x, 0.2, drop=DROP if number in (2, 5) else 0.0)
+            x = norm_act(norm, x, 0.2, drop=self.drop if number in (2, 5) else 0.0)
         return x.mean((2, 3)) if self.pooled else x.flatten(1)
 
 
@@ -251,7 +257,8 @@ def build_backbone(name: str, shape: Sequence[int]) -> Backbone:
     if name == "small":
         return SmallNet(channels, size=size)
     if name.startswith("osrci"):
-        return OSRCINet(channels, pooled=name == "osrci", size=size)
+        drop = 0.0 if name == "osrci-whole" else DROP
+        return OSRCINet(channels, pooled=name != "osrci-flat", size=size, drop=drop)
     if name == "lenet++":
         return LeNetPlusPlus(channels=channels, size=size)
     if name.startswith("timm:"):
@@ -265,7 +272,7 @@ def _least_side(name: str) -> int:
     """The side at which the last map still has a pixel that no padding alone has made."""
     if name.startswith("resnet"):
         return 8 if "cifar" in name else 32
-    return {"small": 4, "osrci": 8, "osrci-flat": 8, "lenet++": 8}.get(name, 1)
+    return {"small": 4, "osrci": 8, "osrci-flat": 8, "osrci-whole": 8, "lenet++": 8}.get(name, 1)
 
 
 def _check_shape(shape: Sequence[int]) -> None:
