@@ -49,7 +49,6 @@ from deepsimplex.methods.prototypes import (
     ReciprocalSettings,
 )
 from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
-from deepsimplex.methods.sphere import SimplexSphere, SimplexSphereSettings
 from deepsimplex.methods.turned import Turned
 
 
@@ -91,7 +90,6 @@ METHODS: dict[str, Row] = {
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
     ),
     "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 + eq. 4", True),
-    "dsc-sphere": Row(SimplexSphere, SimplexSphereSettings(), "directions to the vertices, mixtures between them"),
     "dsc-turned": Row(
         Turned,
         DSCSettings(loss="softmax"),

@@ -31,11 +31,11 @@ from deepsimplex.terminal import console, table, training
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A row of the table: a method with settings, and the row of the paper's that it answers."""
+    """A row of the table: a method, its net, and the row of the paper's that it answers."""
 
     method: str
     answers: str | None = None
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    backbone: str | None = None  # the recipe's if None
 
 
 ROWS = {
@@ -46,9 +46,12 @@ ROWS = {
     "eq. 6": Entry("dsc-hinge", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
     "eq. 7 + eq. 4": Entry("dsc-blend", "DSC"),
+    "eq. 7 whole": Entry("dsc-softmax", "DSC", "osrci-whole"),
+    "eq. 7 + eq. 4 whole": Entry("dsc-blend", "DSC", "osrci-whole"),
     "eq. 7 turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
+    "softmax whole": Entry("softmax", "Softmax", "osrci-whole"),
     "openmax": Entry("openmax", "OpenMax"),
     "g-openmax": Entry("g-openmax", "G-OpenMax"),
     "c2ae": Entry("c2ae", "C2AE"),
@@ -292,7 +295,8 @@ def recipe_for(
     else:
         make = long_recipe if long else benchmark_recipe
         recipe = make(entry.method, BENCHMARKS[column].augment, seed=number)
-    settings = settings_for(entry.method, entry.settings)
+        recipe = dataclasses.replace(recipe, backbone=entry.backbone or recipe.backbone)
+    settings = settings_for(entry.method)
     return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
 
 
