@@ -69,7 +69,7 @@ def test_flattened_length_for_odd_and_oblong_images(name: str, side: tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "name", ["mlp", "small", "osrci", "osrci-flat", "lenet++", "resnet18-cifar"]
+    "name", ["mlp", "small", "osrci", "osrci-flat", "osrci-whole", "lenet++", "resnet18-cifar"]
 )
 def test_gradient_reaches_every_parameter_under_bf16_autocast(name: str) -> None:
     torch.manual_seed(0)
@@ -105,13 +105,17 @@ def test_osrci_counts_and_strides() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_osrci_is_dropout_convolution_norm_leaky_relu(training: bool) -> None:
+@pytest.mark.parametrize(("name", "drop"), [("osrci", 0.2), ("osrci-whole", 0.0)])
+def test_osrci_is_dropout_convolution_norm_leaky_relu(
+    name: str, drop: float, training: bool
+) -> None:
     torch.manual_seed(1)
-    net = OSRCINet().train(training)
+    net = build_backbone(name, RGB).train(training)
+    assert isinstance(net, OSRCINet)
     layers: list[nn.Module] = []
     for number, pair in enumerate(net.layers):
-        if number % 3 == 0:
-            layers.append(nn.Dropout2d(0.2))
+        if number % 3 == 0 and drop:
+            layers.append(nn.Dropout2d(drop))
         layers += pair, nn.LeakyReLU(0.2)
     plain = nn.Sequential(*layers).train(training)
     x = torch.randn(5, *RGB)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from deepsimplex import engine
+from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import drawings, semantic
 from deepsimplex.paper.requests import Request
 
@@ -182,6 +183,14 @@ def test_nearest_class_on_a_hand_made_example():
 def test_nearest_looks_at_trained_classes_only():
     means = np.array([[0.0], [10.0], [6.0], [6.1]])
     assert semantic.nearest(semantic.distances(means), 2) == [1, 1]
+
+
+def test_a_training_whose_model_is_gone_is_told(tmp_path):
+    parts = drawings._three(request_in(tmp_path))
+    row = next(row for row in drawings.CONTROLS if row.space != "outputs")
+    study = drawings._planar(request_in(tmp_path), parts, row, 0)
+    with pytest.raises(DeepSimplexError, match=f"its results without it; delete .*{study.name}"):
+        drawings.look(row, study, None, "test", request_in(tmp_path), "imbalance")
 
 
 def test_semantic_record_is_complete(done):

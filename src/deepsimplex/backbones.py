@@ -37,14 +37,14 @@ NAMES = (
 
 
 DROP = 0.2
-"""Share of maps that the OSRCI net drops before each block."""
+"""Share of maps that the OSRCI net drops before each block; "osrci-whole" drops none."""
 
 
 class OSRCINet(nn.Module):
     """The nine 3×3 convolutions of OSRCI, in three blocks that each end with stride 2.
 
-    Conv (no bias) → BN → LeakyReLU 0.2, widths 64-64-128 then 128; Dropout2d 0.2 before each
-    block. Pooled, f is the mean over the last map (128); else the flattened map, which needs
+    Conv (no bias) → BN → LeakyReLU 0.2, widths 64-64-128 then 128; a Dropout2d of `drop` before
+    each block. Pooled, f is the mean over the last map (128); else the flattened map, which needs
     the image `size` (h, w): 2048 at 32×32. One-channel images skip the first dropout, which
     would blank one image in five.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -180,11 +181,21 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     )
 
 
+def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The benchmark recipe without dropout."""
+    return dataclasses.replace(benchmark_recipe(method, augment, seed), backbone="osrci-whole")
+
+
+def bare_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The benchmark recipe without dropout and without clipped gradients."""
+    return dataclasses.replace(whole_recipe(method, augment, seed), clip=None)
+
+
 def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The benchmark recipe at length, with RandAugment, after published softmax baselines.
 
-    `deepsimplex paper table1 --long`: 500 epochs, decay 1e-3, and the score of an image and its
-    mirror image together where the benchmark mirrors in training (docs/decisions/0012).
+    500 epochs, decay 1e-3, and the score of an image and its mirror image together where the
+    benchmark mirrors in training (docs/decisions/0012).
     """
     return dataclasses.replace(
         benchmark_recipe(method, f"rand+{augment}".removesuffix("+none"), seed),
@@ -192,3 +203,12 @@ def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
         weight_decay=1e-3,
         mirror="flip" in augment,
     )
+
+
+BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
+    "common": benchmark_recipe,
+    "whole": whole_recipe,
+    "bare": bare_recipe,
+    "long": long_recipe,
+}
+"""By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""

@@ -76,7 +76,7 @@ def table2(
         _print(column, [cell for cell in cells if cell["column"] == column])
     for column, why in missing.items():
         console.print(f"{column}: {why}")
-    measured = {(cell["column"], cell["row"]): cell for cell in cells}
+    measured = {_key(cell): cell for cell in cells}
     content = {
         "cells": list((_measured_before(request) | measured).values()),
         "missing": missing,
@@ -96,15 +96,20 @@ def _print(column: str, cells: list[dict[str, Any]]) -> None:
         ]
         for cell in cells
     ]
-    title = f"{column}: {cells[0]['train images']} training images, accuracy in %, last epoch"
+    title = f"{column}: {cells[0]['train images']} training images, accuracy in %, "
+    title += f"last of {cells[0]['epochs']} epochs"
     title += ", image and mirror image together" if cells[0]["mirror"] else ""
     table(title, ("", "rate", "ours", "published"), rows)
 
 
-def _measured_before(request: Request) -> dict[tuple[str, str], Any]:
+def _key(cell: dict[str, Any]) -> tuple[str, str, int]:
+    return cell["column"], cell["row"], cell["epochs"]
+
+
+def _measured_before(request: Request) -> dict[tuple[str, str, int], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
     before = request.recorded("table2") or {"cells": []}
-    return {(c["column"], c["row"]): c for c in before["cells"] if c["row"] in ROWS}
+    return {_key(c): c for c in before["cells"] if c["row"] in ROWS}
 
 
 def _data(column: str, request: Request) -> tuple[LabelledSet, LabelledSet]:
@@ -143,7 +148,7 @@ def _choose(
     tried = [(method, rate) for method in rows for rate in rates(method)]
     studies = [
         Study(
-            f"{column}-{method}-{rate:g}-screen",
+            f"{column}-{method}-{rate:g}-{epochs}-screen",
             train.images[kept],
             train.labels[kept],
             train.classes,
@@ -170,7 +175,7 @@ def _final(
     chosen = {method: max(tried, key=lambda r: tried[r]) for method, tried in screened.items()}
     studies = [
         Study(
-            f"{column}-{method}-{seed}",
+            f"{column}-{method}-{plan.epochs}-{seed}",
             train.images,
             train.labels,
             train.classes,

@@ -32,7 +32,10 @@ Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
 Scored = Annotated[
     str | None, typer.Option("--score", help="A detector, e.g. joined, for all rows.")
 ]
-Long = Annotated[bool, typer.Option("--long", help="500 epochs with RandAugment, not 100 without.")]
+Recipes = Annotated[
+    str,
+    typer.Option("--recipe", help="common, whole (no dropout), bare (nor clipping) or long."),
+]
 
 RUNS = Path("runs/paper")
 
@@ -40,7 +43,7 @@ RUNS = Path("runs/paper")
 @paper_app.command()
 def table1(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
-    rows: Rows = None, trials: Trials = 5, long: Long = False, score: Scored = None,
+    rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
     epochs: Epochs = None,
 ) -> None:  # fmt: skip
@@ -48,13 +51,13 @@ def table1(
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.table1(request, _plan(splits, columns, track, rows, trials, long, score))
+    opensets.table1(request, _plan(splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
 def closed(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
-    rows: Rows = None, trials: Trials = 5, long: Long = False, score: Scored = None,
+    rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
     epochs: Epochs = None,
 ) -> None:  # fmt: skip
@@ -62,7 +65,7 @@ def closed(
     from deepsimplex.paper import opensets
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.closed(request, _plan(splits, columns, track, rows, trials, long, score))
+    opensets.closed(request, _plan(splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
@@ -211,11 +214,12 @@ def _plan(
     track: str | None,
     rows: str | None,
     trials: int,
-    long: bool,
+    recipe: str,
     score: str | None,
 ) -> Any:
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
+    from deepsimplex.recipes import BENCHMARK_RECIPES
 
     return Plan(
         family,
@@ -223,7 +227,7 @@ def _plan(
         _chosen(track, TRACKS, "a track"),
         _chosen(rows, tuple(ROWS), "rows"),
         trials,
-        long,
+        _chosen(recipe, tuple(BENCHMARK_RECIPES), "a recipe")[0],
         score,
     )
 

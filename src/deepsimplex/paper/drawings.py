@@ -116,6 +116,12 @@ def look(row: Row, study: Study, outcome: Outcome, name: str, request: Request, 
     if row.space == "outputs":
         return outcome.outputs[name]
     path: Path = request.runs(of) / study.name / "model.safetensors"
+    if not path.exists():
+        raise DeepSimplexError(
+            f"the model of the training {study.name!r}",
+            "its results without it",
+            f"delete {path.parent}; the same command trains it again",
+        )
     encoder = Model.load(path, request.device).method.encoder
     return inference.outputs(encoder, to_tensor(study.look[name])).numpy()
 

@@ -23,7 +23,7 @@ from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row, settings_for
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
-from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe, long_recipe
+from deepsimplex.recipes import BENCHMARK_RECIPES, Recipe, digits_recipe
 from deepsimplex.research import KEEP, check_scored
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table, training
@@ -31,11 +31,10 @@ from deepsimplex.terminal import console, table, training
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A row of the table: a method, its net, and the row of the paper's that it answers."""
+    """A row of the table: a method, and the row of the paper's that it answers."""
 
     method: str
     answers: str | None = None
-    backbone: str | None = None  # the recipe's if None
 
 
 ROWS = {
@@ -46,12 +45,9 @@ ROWS = {
     "eq. 6": Entry("dsc-hinge", "DSC"),
     "eq. 7": Entry("dsc-softmax", "DSC"),
     "eq. 7 + eq. 4": Entry("dsc-blend", "DSC"),
-    "eq. 7 whole": Entry("dsc-softmax", "DSC", "osrci-whole"),
-    "eq. 7 + eq. 4 whole": Entry("dsc-blend", "DSC", "osrci-whole"),
     "eq. 7 turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
-    "softmax whole": Entry("softmax", "Softmax", "osrci-whole"),
     "openmax": Entry("openmax", "OpenMax"),
     "g-openmax": Entry("g-openmax", "G-OpenMax"),
     "c2ae": Entry("c2ae", "C2AE"),
@@ -86,12 +82,8 @@ class Plan:
     tracks: tuple[str, ...] = TRACKS
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
-    long: bool = False  # recipes.long_recipe instead of benchmark_recipe
+    recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES
     score: str | None = None  # a detector's, instead of each method's own
-
-    @property
-    def recipe(self) -> str:
-        return "long" if self.long else "common"
 
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
@@ -112,8 +104,10 @@ def _show(
     printed: dict[str, tuple[published.Cell, ...]],
 ) -> dict[str, Any]:
     if request.quick:
-        if plan.long:
-            raise DeepSimplexError("--quick or --long", "both", "the quick version is on digits")
+        if plan.recipe != "common":
+            raise DeepSimplexError(
+                "--quick or a --recipe", f"both, {plan.recipe!r}", "the quick version is on digits"
+            )
         plan = dataclasses.replace(
             plan, columns=("digits",), tracks=("none",), trials=min(2, plan.trials)
         )
@@ -222,11 +216,12 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
             donor = None
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                name += "-long" * plan.long + (f"-{plan.score}" if plan.score else "")
+                name += f"-{plan.recipe}" if plan.recipe != "common" else ""
+                name += f"-{plan.score}" if plan.score else ""
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
                     trial,
-                    recipe_for(row, column, number, request.epochs, plan.long),
+                    recipe_for(row, column, number, request.epochs, plan.recipe),
                     folder,
                     where,
                     keep=KEEP,
@@ -287,15 +282,14 @@ def _alike(columns: list[str], family: str) -> list[list[str]]:
 
 
 def recipe_for(
-    row: str, column: str, number: int, epochs: int | None, long: bool = False
+    row: str, column: str, number: int, epochs: int | None, name: str = "common"
 ) -> Recipe:
     entry = EVERY[row]
     if column == "digits":
         recipe = digits_recipe(entry.method, seed=number)
     else:
-        make = long_recipe if long else benchmark_recipe
+        make = BENCHMARK_RECIPES[name]
         recipe = make(entry.method, BENCHMARKS[column].augment, seed=number)
-        recipe = dataclasses.replace(recipe, backbone=entry.backbone or recipe.backbone)
     settings = settings_for(entry.method)
     return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
 

@@ -84,8 +84,8 @@ def _recipe(request: Request) -> Recipe:
     return Recipe(
         backbone="resnet18-cifar",
         epochs=request.epochs or 30,
-        batch_size=512,
-        learning_rate=0.4,
+        batch_size=256,
+        learning_rate=0.8,
         augment="crop+flip",
     )
 

@@ -82,11 +82,14 @@ def open_set(results: Path) -> str:
         mine = [c for c in record["cells"] if c["background"] == track]
         named: dict[str, dict[str, Any]] = {}
         for cell in mine:
-            label = cell["row"] + ", long" * (cell["recipe"] == "long")
+            label = cell["row"]
+            label += f", {cell['recipe']}" if cell["recipe"] != "common" else ""
             label += f", {cell['detector']}" if cell["detector"] else ""
             named.setdefault(label, {})[cell["column"]] = cell
         for label, cells in named.items():
-            shown = [_cell(cells[c]["auroc"]) if c in cells else "–" for c in columns]
+            shown = [
+                _cell(cells[c]["auroc"]) + _short(cells[c]) if c in cells else "–" for c in columns
+            ]
             rows.append([label, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
@@ -104,7 +107,45 @@ def _cell(summary: dict[str, Any]) -> str:
     return f"{100 * summary['mean']:.1f}{sd}"
 
 
+def _short(cell: dict[str, Any]) -> str:
+    """The epochs of a training that is shorter than its recipe."""
+    fewer = cell["epochs"] < {"long": 500}.get(cell["recipe"], 100)
+    return f" ({cell['epochs']} epochs)" if fewer else ""
+
+
+def closed_set(results: Path) -> str:
+    record = _read(results, "paper-table2")
+    if record is None:
+        return "Not measured yet: `deepsimplex paper table2` on a GPU."
+    cells = {(c["column"], c["row"], c["epochs"]): c for c in record["cells"]}
+    columns = list(dict.fromkeys((column, epochs) for column, _, epochs in cells))
+    rows = [
+        [
+            row,
+            *(
+                _cell(cells[column, row, epochs]["accuracy"])
+                if (column, row, epochs) in cells
+                else "–"
+                for column, epochs in columns
+            ),
+        ]
+        for row in dict.fromkeys(row for _, row, _ in cells)
+    ]
+    heading = ["accuracy in %", *(f"{column}, {epochs} epochs" for column, epochs in columns)]
+    return _markdown(heading, rows)
+
+
+def claims(results: Path) -> str:
+    record = _read(results, "paper-claims")
+    if record is None:
+        return "Not judged yet: `deepsimplex paper claims`."
+    rows = [[c["claim"], c["verdict"], c["because"]] for c in record["claims"]]
+    return _markdown(["the paper's claim", "verdict", "because"], rows)
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "training speed": training_speed,
     "open set": open_set,
+    "closed set": closed_set,
+    "claims": claims,
 }
