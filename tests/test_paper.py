@@ -77,7 +77,7 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert paper("table1", *words, "--recipe", "long") == 1
     assert "expected --quick or a --recipe" in capsys.readouterr().err
     assert paper("table1", "--recipe", "short") == 1
-    assert "a recipe among common, whole, bare, long" in capsys.readouterr().err
+    assert "a recipe among common, free, whole, bare, long" in capsys.readouterr().err
 
 
 def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
@@ -97,6 +97,8 @@ def test_the_recipes_by_name():
     assert whole == dataclasses.replace(common, backbone="osrci-whole")
     bare = opensets.recipe_for("eq. 7", "cifar10", 2, None, "bare")
     assert bare == dataclasses.replace(whole, clip=None)
+    free = opensets.recipe_for("eq. 7", "cifar10", 2, None, "free")
+    assert free == dataclasses.replace(common, clip=None)
     plan = opensets.recipe_for("eq. 7", "cifar10", 2, None, "long")
     assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
     digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, "long")
@@ -165,6 +167,10 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     found = record(here, "rivals")
     assert [line["row"] for line in found["rows"]] == ["softmax", "cac", "center"]  # oe needs some
     assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
+    assert paper("rivals", "--quick", "--epochs", "1", "--rows", "eq. 4,cac") == 0
+    again = record(here, "rivals")["rows"]
+    assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center"]
+    assert (again[1], again[3]) == (found["rows"][0], found["rows"][2])
     fields = {"trainings at once": 1, "seconds": 1.0, "commit": "x", "score": "s", "method": "m"}
     fields |= dict.fromkeys(("epochs", "seed", "accuracy", "oscr", "fpr95", "auroc_by_score"), 0)
     near, far = (

@@ -181,13 +181,18 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     )
 
 
+def free_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The benchmark recipe without clipped gradients."""
+    return dataclasses.replace(benchmark_recipe(method, augment, seed), clip=None)
+
+
 def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The benchmark recipe without dropout."""
     return dataclasses.replace(benchmark_recipe(method, augment, seed), backbone="osrci-whole")
 
 
 def bare_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without dropout and without clipped gradients."""
+    """The benchmark recipe without both."""
     return dataclasses.replace(whole_recipe(method, augment, seed), clip=None)
 
 
@@ -207,6 +212,7 @@ def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
+    "free": free_recipe,
     "whole": whole_recipe,
     "bare": bare_recipe,
     "long": long_recipe,

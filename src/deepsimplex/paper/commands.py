@@ -34,7 +34,9 @@ Scored = Annotated[
 ]
 Recipes = Annotated[
     str,
-    typer.Option("--recipe", help="common, whole (no dropout), bare (nor clipping) or long."),
+    typer.Option(
+        "--recipe", help="common, free (unclipped), whole (no dropout), bare (both) or long."
+    ),
 ]
 
 RUNS = Path("runs/paper")

@@ -8,11 +8,13 @@ the reason that is known stands beside it.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import EVERY, TRACKS, Plan, results
 from deepsimplex.paper.requests import Request
+from deepsimplex.runs import command
 from deepsimplex.terminal import console, percent, table
 
 NEAL = "copied from Neal et al. 2018: other splits, their net with a 2048-wide head, Adam 1e-4"
@@ -50,9 +52,21 @@ def rivals(request: Request, rows: tuple[str, ...] = tuple(EVERY)) -> dict[str, 
             table(f"{column}, arpl split 0, {title}, in %", heading, [_cells(x) for x in shown])
     for name, why in missing.items():
         console.print(f"{name}: {why}")
-    content = {"column": column, "family": "arpl", "trial": 0, "rows": lines, "missing": missing}
+    every = _measured_before(request) | {_key(line): line for line in lines}
+    order = [every[key] for key in itertools.product(TRACKS, EVERY) if key in every]
+    content = {"column": column, "family": "arpl", "trial": 0, "rows": order, "missing": missing}
     request.record("rivals", content)
     return content
+
+
+def _key(line: dict[str, Any]) -> tuple[str, str]:
+    return line["background"], line["row"]
+
+
+def _measured_before(request: Request) -> dict[tuple[str, str], Any]:
+    """Rows of the record that stands there: a command for some rows leaves the others be."""
+    before = request.recorded("rivals") or {"rows": []}
+    return {_key(line): line for line in before["rows"]}
 
 
 def _line(track: str, row: str, record: dict[str, Any], column: str) -> dict[str, Any]:
@@ -71,6 +85,7 @@ def _line(track: str, row: str, record: dict[str, Any], column: str) -> dict[str
         "trainings at once": record["trainings at once"],
         "published": theirs,
         "why": REASONS[answers] if far and answers is not None else None,
+        "command": command(),
     }
 
 
