@@ -77,7 +77,7 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert paper("table1", *words, "--recipe", "long") == 1
     assert "expected --quick or a --recipe" in capsys.readouterr().err
     assert paper("table1", "--recipe", "short") == 1
-    assert "a recipe among common, free, whole, bare, long" in capsys.readouterr().err
+    assert "a recipe among common, free, whole, bare, long, published" in capsys.readouterr().err
 
 
 def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
@@ -99,6 +99,9 @@ def test_the_recipes_by_name():
     assert bare == dataclasses.replace(whole, clip=None)
     free = opensets.recipe_for("eq. 7", "cifar10", 2, None, "free")
     assert free == dataclasses.replace(common, clip=None)
+    theirs = opensets.recipe_for("softmax", "cifar10", 0, None, "published")
+    assert (theirs.epochs, theirs.augment, theirs.restarts) == (600, "strong+crop+flip", 2)
+    assert (theirs.weight_decay, theirs.clip, theirs.nesterov) == (1e-4, None, False)
     plan = opensets.recipe_for("eq. 7", "cifar10", 2, None, "long")
     assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
     digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, "long")

@@ -35,7 +35,8 @@ Scored = Annotated[
 Recipes = Annotated[
     str,
     typer.Option(
-        "--recipe", help="common, free (unclipped), whole (no dropout), bare (both) or long."
+        "--recipe",
+        help="common, free (unclipped), whole (no dropout), bare (both), long, published.",
     ),
 ]
 

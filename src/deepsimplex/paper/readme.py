@@ -109,7 +109,7 @@ def _cell(summary: dict[str, Any]) -> str:
 
 def _short(cell: dict[str, Any]) -> str:
     """The epochs of a training that is shorter than its recipe."""
-    fewer = cell["epochs"] < {"long": 500}.get(cell["recipe"], 100)
+    fewer = cell["epochs"] < {"long": 500, "published": 600}.get(cell["recipe"], 100)
     return f" ({cell['epochs']} epochs)" if fewer else ""
 
 
