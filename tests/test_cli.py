@@ -52,6 +52,16 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"deepsimplex {__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("group", "listed"), [("paper", "table1"), ("data", "get"), ("bench", "loss")]
+)
+def test_a_group_alone_lists_its_commands(group, listed, capsys):
+    assert run([group]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert any(line.split()[:1] == [listed] for line in out.splitlines())
+
+
 def test_help_documents_the_exit_codes(capsys):
     run(["--help"])
     text = " ".join(capsys.readouterr().out.split())

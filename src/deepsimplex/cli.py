@@ -324,6 +324,9 @@ def run(arguments: list[str] | None = None) -> int:
         code = command.main(arguments or ["--help"], prog_name="deepsimplex", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # `deepsimplex paper`: asked what there is
+            print(error.ctx.get_help())
+            return 0
         return _fail(2, _usage(error, command))
     except DeepSimplexError as error:
         return _fail(1, str(error))
