@@ -98,6 +98,12 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     "sum 3 bg": ("dsc-blend", {"blend": 3.0}, {}, True),
     "turned bg": ("dsc-turned", {}, {}, True),
     "turned bg .1": ("dsc-turned", {"background_weight": 0.1}, {}, True),
+    # Losses divided by the dimension: how much more than softmax's rate do they want?
+    **{
+        f"{method} x{times}": (method, {}, {"learning_rate": 0.1 * times}, False)
+        for method in ("rpl", "gcpl", "dsc-authors")
+        for times in (1, 3, 10, 30)
+    },
 }
 
 
