@@ -358,6 +358,19 @@ def test_dsc_descends_the_loss_its_settings_name(settings, oracle):
     assert float(value) == pytest.approx(oracle(*arrays, centres), rel=1e-10)
 
 
+@pytest.mark.parametrize("reading", ["A", "B", "C"])
+def test_rows_of_eq5_are_the_paper_at_radius_64(reading):
+    batch, u = hand_batch(), 64.0
+    row = by_hand(METHODS[f"dsc-eq5-{reading.lower()}"].settings)
+    f, y, b = u * batch.images, batch.labels, u * batch.background
+    known = losses.literal_simplex_loss(row.simplex, f, y, u)
+    hinge = losses.literal_background_loss(row.simplex, f, y, b, u, reading=reading) - known
+    assert hinge > 0
+    unit = u if reading == "C" else u**2  # the hinge is a length in C, a square in A and B
+    expected = known / u**2 + hinge / unit
+    assert float(row.loss(batch)) == pytest.approx(float(expected), rel=1e-10)
+
+
 def test_scores_against_their_formulas():
     batch = hand_batch()
     f = batch.images.numpy()

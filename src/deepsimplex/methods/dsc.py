@@ -33,7 +33,7 @@ class DSCSettings:
 
     # eq. 4, 6, 7, the authors' code, eq. 7 + blend · eq. 4, eq. 4 as printed at `radius`
     loss: Literal["squared", "hinge", "softmax", "authors", "blend", "literal"] = "squared"
-    margin: float | Literal["auto"] = 0.5  # eqs. 5 and 6 at unit radius
+    margin: float | Literal["auto"] = 0.5  # eqs. 5 and 6: m/u², or m/u in hinge-B and -C
     temperature: float = 1.0  # eq. 7
     label_smoothing: float = 0.0  # eq. 7
     blend: float = 1.0  # weight of eq. 4 beside eq. 7 (docs/decisions/0012)

@@ -80,8 +80,9 @@ METHODS: dict[str, Row] = {
             f"eq. 5, its hinge in reading {reading} (docs/decisions/0006)",
             uses_background=True,
             needs_background=True,
+            defaults="the paper's m = u/2 and u = 64, at unit radius",
         )
-        for reading, margin in (("A", 0.5), ("B", 0.5), ("C", 0.5))
+        for reading, margin in (("A", 1 / 128), ("B", 0.5), ("C", 0.5))  # m/u² or m/u
     },
     "dsc-hinge": Row(
         DSC, DSCSettings(loss="hinge", margin=0.01), "eq. 4 outside a ball (eq. 6)", True
