@@ -92,6 +92,24 @@ def test_it_learns_and_knowns_score_above_unknowns(name):
     assert metrics.auroc(known, model.scores(unknown)[1]) > 0.8
 
 
+BACKWARDS = {
+    ("gcpl", "distance"): "cross-entropy sends features past their prototype",
+    ("dsc-authors", "dot"): "background is driven outwards, to seven times the knowns' length",
+    ("dsc-authors", "cosine"): "and along v_1, the diagonal: pooled features are not negative",
+}
+"""Scores that may rank unknowns first, as their method's docstring says, and why."""
+
+
+@every_row
+def test_every_score_ranks_knowns_above_unknowns(name):
+    model = trained(name)
+    known = model.all_scores(toys.tensors(*toys.pictures(60, seed=7))[0])[1]
+    unknown = model.all_scores(toys.tensors(toys.unknown_pictures(), np.zeros(30))[0])[1]
+    assert set(known) == set(model.method.scores)
+    for score in set(known) - {score for row, score in BACKWARDS if row == name}:
+        assert metrics.auroc(known[score], unknown[score]) > 0.5, score
+
+
 @every_row
 def test_scores_are_finite_ordered_and_of_the_right_shape(name):
     method = trained(name).method
@@ -382,6 +400,11 @@ def test_scores_against_their_formulas():
     for score, expected in (("distance", -distances), ("dot", dots), ("cosine", dots / lengths)):
         assert np.allclose(method.class_scores(batch.images, score), expected)
         assert np.allclose(method.knownness(batch.images, score), expected.max(1))
+    assert by_hand(DSCSettings(loss="blend")).scores == ("dot", "cosine", "distance")
+    free = by_hand(DSCSettings(loss="softmax"))  # eq. 7 leaves the length free
+    assert free.scores == ("dot", "cosine")
+    with pytest.raises(DeepSimplexError, match="a score among dot, cosine"):
+        free.knownness(batch.images, "distance")
     softmax = Softmax(Given(), 4, SoftmaxSettings(label_smoothing=0.2))
     softmax.head = nn.Identity()
     p = np.exp(f) / np.exp(f).sum(1, keepdims=True)

@@ -64,15 +64,19 @@ class DSC(Method):
     """Features at unit radius; scores −distance, cosine and dot product to the nearest vertex.
 
     Eq. 7 leaves the features' length free, and the length tells how familiar an image is: its
-    default score is the dot product. The other losses pin the length and take the distance.
+    default score is the dot product. It has no distance: familiar features lie beyond their
+    vertex and unknown ones nearer to it. The other losses pin the length and take the distance.
+    The authors' loss drives a background outwards: shown one, dot and cosine rank it first.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:
         super().__init__()
         self.settings = settings
         self.scores = ("distance", "cosine", "dot")
-        if settings.loss in ("softmax", "blend"):
+        if settings.loss == "blend":
             self.scores = ("dot", "cosine", "distance")
+        elif settings.loss == "softmax":
+            self.scores = ("dot", "cosine")
         width = settings.width or max(1, classes - 1)
         head: str = settings.head
         if head == "auto" and settings.hidden is not None:
