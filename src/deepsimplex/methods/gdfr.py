@@ -62,7 +62,8 @@ class GDFR(Method):
     """Stage "autoencode": mean (x − A(x))². Stage "fit", A frozen, features of [x, A(x)]:
 
     L = −log p_y(x) − λ log q_t(x turned by t quarters). Only the turn's head is asked about
-    turned images, since a 6 turned is a 9. Scores: max logit and max probability, not turned.
+    turned images, since a 6 turned is a 9. Scores, not turned: max probability, which is the
+    published one [K], and max logit.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: GDFRSettings) -> None:
@@ -75,7 +76,7 @@ class GDFR(Method):
                 "choose another method, or crop the images",
             )
         self.settings = settings
-        self.scores = ("max_logit", "max_probability")
+        self.scores = ("max_probability", "max_logit")
         autoencoder = nn.Sequential(
             Critic(encoder.shape, settings.latent), Generator(settings.latent, encoder.shape)
         )

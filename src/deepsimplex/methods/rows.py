@@ -85,7 +85,11 @@ METHODS: dict[str, Row] = {
         for reading, margin in (("A", 1 / 128), ("B", 0.5), ("C", 0.5))  # m/u² or m/u
     },
     "dsc-hinge": Row(
-        DSC, DSCSettings(loss="hinge", margin=0.01), "eq. 4 outside a ball (eq. 6)", True
+        DSC,
+        DSCSettings(loss="hinge", margin=0.01),
+        "eq. 4 outside a ball (eq. 6)",
+        True,
+        defaults="the margin is ours: a ball of a tenth of the radius, squared",
     ),
     "dsc-softmax": Row(
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
