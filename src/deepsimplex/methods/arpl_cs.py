@@ -29,22 +29,17 @@ from deepsimplex.methods.base import (
     check_score,
     check_whole,
 )
-from deepsimplex.methods.networks import Critic, Generator, check_pictures
+from deepsimplex.methods.networks import Critic, Generator, check_pictures, steady
 from deepsimplex.methods.prototypes import (
     SPREAD,
     adversarial_logits,
     adversarial_loss,
     reciprocal_logits,
 )
+from deepsimplex.methods.softmax import logit_class_scores
 from deepsimplex.simplex import wide
 
-
-def constant(step: int, steps: int) -> float:
-    """The authors lower the classifier's learning rate alone."""
-    return 1.0
-
-
-GAN = Optimiser("adam", 2e-4, momentum=0.5, schedule=constant)
+GAN = Optimiser("adam", 2e-4, momentum=0.5, schedule=steady)
 
 
 @dataclass(frozen=True)
@@ -160,12 +155,10 @@ class ARPLCS(Method):
         return sureness(reciprocal_logits(features, self.points))
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """z_j, or log-probabilities (float64: float32 saturates into ties)."""
+        """z_j, or log-probabilities."""
         check_score(self, score)
         logits = adversarial_logits(outputs, self.points.to(outputs))
-        if score == "max_probability":
-            return (logits.double() / self.settings.temperature).log_softmax(1)
-        return logits
+        return logit_class_scores(logits, score, self.settings.temperature)
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         return self.class_scores(outputs, score).amax(1)

@@ -24,6 +24,7 @@ from deepsimplex.methods.base import (
     check_whole,
     known_and_background,
     one_stage,
+    part_of,
     through_head,
 )
 from deepsimplex.methods.softmax import LinearLogits, logit_knownness
@@ -177,7 +178,7 @@ class EnergyTuned(LinearLogits):
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         parameters = tuple(self.parameters())
-        tuning = max(min(1, epochs), round(self.settings.share * epochs))
+        tuning = part_of(epochs, self.settings.share)
         slow = Optimiser(
             "sgd",
             self.settings.tuning_rate,

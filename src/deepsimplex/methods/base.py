@@ -201,6 +201,11 @@ def one_stage(
     return (Stage("fit", (update,), epochs, **options),)
 
 
+def part_of(epochs: int, share: float) -> int:
+    """So much of the epochs, one at least where there are any."""
+    return max(min(1, epochs), round(share * epochs))
+
+
 def through_head(head: nn.Module, features: Tensor) -> Tensor:
     """head(features), not rounded to bfloat16, which would blur a distance of 1 by 2⁻⁹.
 

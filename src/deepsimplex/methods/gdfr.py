@@ -17,16 +17,15 @@ from deepsimplex.methods.base import (
     NUMBERS,
     Batch,
     Encoder,
-    Method,
     Optimiser,
     Stage,
     Update,
     check_numbers,
-    check_score,
     check_whole,
     through_head,
 )
 from deepsimplex.methods.networks import Critic, Generator, check_pictures
+from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.methods.turned import TURNS, turned
 
 
@@ -58,7 +57,7 @@ class WithReconstruction(nn.Module):
         return out
 
 
-class GDFR(Method):
+class GDFR(LinearLogits):
     """Stage "autoencode": mean (x − A(x))². Stage "fit", A frozen, features of [x, A(x)]:
 
     L = −log p_y(x) − λ log q_t(x turned by t quarters). Only the turn's head is asked about
@@ -67,7 +66,6 @@ class GDFR(Method):
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: GDFRSettings) -> None:
-        super().__init__()
         check_pictures(encoder.shape, "gdfr")
         if encoder.shape[1] != encoder.shape[2]:
             raise DeepSimplexError(
@@ -75,18 +73,14 @@ class GDFR(Method):
                 f"samples of shape {encoder.shape}",
                 "choose another method, or crop the images",
             )
-        self.settings = settings
-        self.scores = ("max_probability", "max_logit")
         autoencoder = nn.Sequential(
             Critic(encoder.shape, settings.latent), Generator(settings.latent, encoder.shape)
         )
         both = WithReconstruction(encoder.backbone, autoencoder)
-        self.encoder = Encoder(both, encoder.features, encoder.shape)
-        self.head = nn.Linear(encoder.features, classes)
+        encoder = Encoder(both, encoder.features, encoder.shape)
+        super().__init__(encoder, classes, ("max_probability", "max_logit"))
+        self.settings = settings
         self.turn_head = nn.Linear(encoder.features, TURNS)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return through_head(self.head, self.encoder(images))
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         both = _with_reconstruction(self.encoder)
@@ -112,14 +106,6 @@ class GDFR(Method):
         turns = through_head(self.turn_head, moved).float()
         loss = F.cross_entropy(logits, batch.labels)
         return loss + self.settings.turn * F.cross_entropy(turns, turn)
-
-    def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """Logits, or log-probabilities (float64: float32 saturates into ties)."""
-        check_score(self, score)
-        return outputs.double().log_softmax(1) if score == "max_probability" else outputs
-
-    def knownness(self, outputs: Tensor, score: str) -> Tensor:
-        return self.class_scores(outputs, score).amax(1)
 
 
 def _with_reconstruction(encoder: Encoder) -> WithReconstruction:

@@ -31,6 +31,7 @@ from deepsimplex.methods.base import (
     one_stage,
 )
 from deepsimplex.methods.centres import is_own, moved
+from deepsimplex.methods.means import pair_distances
 from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.simplex import wide
 
@@ -278,7 +279,7 @@ def energy(weight: Tensor, power: int, half_space: bool = False) -> Tensor:
 
 def closeness(centres: Tensor) -> Tensor:
     """mean_{i≠j} 1 / (‖c_i − c_j‖ + 1), UniformFace's term; (C, d) → ()."""
-    apart = torch.cdist(centres, centres, compute_mode="donot_use_mm_for_euclid_dist")
+    apart = pair_distances(centres, centres)
     each = (1 / (apart + 1)).masked_fill(_diagonal(apart), 0)
     return each.sum() / (len(centres) * (len(centres) - 1))
 

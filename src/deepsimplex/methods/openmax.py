@@ -21,6 +21,7 @@ from deepsimplex.methods.base import (
     one_stage,
     through_head,
 )
+from deepsimplex.methods.means import pair_distances
 from deepsimplex.methods.weibull import (
     fit_means_and_tails,
     no_tails,
@@ -59,7 +60,7 @@ def eucos(a: Tensor, b: Tensor) -> Tensor:
 
 def all_distances(rows: Tensor, means: Tensor, distance: str) -> Tensor:
     """From each row to every class mean; (n, d), (C, d) → (n, C)."""
-    far = torch.cdist(rows, means, compute_mode="donot_use_mm_for_euclid_dist")
+    far = pair_distances(rows, means)
     if distance == "euclid":
         return far
     return far / 200 + 1 - F.normalize(rows, dim=1) @ F.normalize(means, dim=1).T

@@ -36,9 +36,10 @@ from deepsimplex.methods.base import (
     check_numbers,
     check_score,
     check_whole,
+    part_of,
     through_head,
 )
-from deepsimplex.methods.networks import Critic, Generator, check_pictures
+from deepsimplex.methods.networks import Critic, Generator, check_pictures, steady
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class OSRCI(Method):
         settings = self.settings
         classifier = (*self.encoder.parameters(), *self.head.parameters())
         painters = (*self.inverse.parameters(), *self.generator.parameters())
-        adam = Optimiser("adam", settings.gan_rate, momentum=0.5, schedule=_steady)
+        adam = Optimiser("adam", settings.gan_rate, momentum=0.5, schedule=steady)
         gan = (
             Update("critic", self.critic_loss, tuple(self.critic.parameters()), adam),
             Update("paint", self.paint_loss, painters, adam),
@@ -116,12 +117,12 @@ class OSRCI(Method):
         # The running statistics of C_K stay: painted images must not shift those of real ones.
         still = (self.closed, self.inverse, self.generator, self.encoder)
         return (
-            Stage("gan", gan, _part(settings.gan_epochs, epochs)),
+            Stage("gan", gan, part_of(epochs, settings.gan_epochs)),
             Stage("fit", (fit,), epochs, finish=self.keep_closed),
             Stage(
                 "open",
                 (Update("open", self.open_loss, classifier, slow),),
-                _part(settings.open_epochs, epochs),
+                part_of(epochs, settings.open_epochs),
                 frozen=still,
             ),
         )
@@ -296,13 +297,3 @@ def log_odds(logits: Tensor) -> Tensor:
     without = logits.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
     rest = rest.scatter(1, top, without)
     return torch.logaddexp(every, logits) - torch.logaddexp(rest, rest.new_tensor(math.log(2)))
-
-
-def _part(share: float, epochs: int) -> int:
-    """So much of the epochs, one at least where there are any."""
-    return max(min(1, epochs), round(share * epochs))
-
-
-def _steady(step: int, steps: int) -> float:
-    """A GAN's rate, as published, stays."""
-    return 1.0

@@ -29,7 +29,7 @@ from deepsimplex.methods.base import (
     one_stage,
     through_head,
 )
-from deepsimplex.methods.means import class_means
+from deepsimplex.methods.means import class_means, pair_distances
 from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.simplex import wide
 
@@ -73,11 +73,6 @@ class RangeSettings:
         check_whole(self, count=1)
 
 
-def distances(a: Tensor, b: Tensor) -> Tensor:
-    """‖a_i − b_j‖, subtracted first, with gradient 0, not ∞, at 0; (n, d), (m, d) → (n, m)."""
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-
-
 def pair_masks(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which pairs i ≠ j share a class, and which do not: (n,) → (n, n), (n, n)."""
     same = labels[:, None] == labels
@@ -97,7 +92,7 @@ def contrastive_loss(features: Tensor, labels: Tensor, margin: float) -> Tensor:
     classes a batch holds.
     """
     same, other = pair_masks(labels)
-    d = distances(features, features)
+    d = pair_distances(features, features)
     pull = masked_mean(d.square(), same)
     return 0.5 * (pull + masked_mean((margin - d).clamp_min(0).square(), other))
 
@@ -108,7 +103,7 @@ def hard_triplet_loss(features: Tensor, labels: Tensor, margin: float) -> Tensor
     Batch-hard (Hermans et al., 2017): the farthest image of the class, the nearest of another.
     """
     same, other = pair_masks(labels)
-    d = distances(features, features)
+    d = pair_distances(features, features)
     farthest = torch.where(same, d, -math.inf).amax(1)
     nearest = torch.where(other, d, math.inf).amin(1)
     return masked_mean((farthest - nearest + margin).clamp_min(0), same.any(1) & other.any(1))
@@ -122,7 +117,7 @@ def semihard_triplet_loss(features: Tensor, labels: Tensor, margin: float) -> Te
     them, the mildest of the broken triplets: nearer ones drag a young net into one point.
     """
     same, other = pair_masks(labels)
-    d = distances(features, features).square()
+    d = pair_distances(features, features).square()
     negative = torch.where(other, d, math.inf).sort(1).values  # each row ends in ∞, its own place
     place = torch.searchsorted(negative.detach(), d.detach(), right=True)
     count = other.sum(1, keepdim=True)
@@ -138,7 +133,7 @@ def marginal_term(features: Tensor, labels: Tensor, settings: MarginalSettings) 
     """
     same, other = pair_masks(labels)
     unit = F.normalize(wide(features), dim=1)
-    inside = settings.threshold - distances(unit, unit).square()
+    inside = settings.threshold - pair_distances(unit, unit).square()
     broken = (settings.margin - torch.where(same, inside, -inside)).clamp_min(0)
     return settings.weight * masked_mean(broken, same | other)
 
@@ -156,7 +151,7 @@ def range_term(features: Tensor, labels: Tensor, settings: RangeSettings) -> Ten
     harmonic = range_of_class(unit, labels, settings.count)
     intra = (harmonic / members).sum()  # every member brings its class's value
     means = own @ unit / members[:, None]  # of each image's class
-    between = torch.where(own > 0, math.inf, distances(means, means).square()).amin()
+    between = torch.where(own > 0, math.inf, pair_distances(means, means).square()).amin()
     return settings.intra * intra + settings.inter * (settings.margin - between).clamp_min(0)
 
 
@@ -167,7 +162,7 @@ def range_of_class(features: Tensor, labels: Tensor, count: int) -> Tensor:
     """
     k = min(count, len(labels))
     same = labels[:, None] == labels
-    d = distances(features, features).square()
+    d = pair_distances(features, features).square()
     # Each pair once. A class's k largest are among the k largest of its rows.
     pairs = torch.where(same.triu(1), d, -1.0).topk(k, 1).values  # (n, k)
     largest = torch.where(same[:, :, None], pairs, -1.0).flatten(1).topk(k, 1).values
@@ -215,7 +210,7 @@ class Pairs(Method):
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
         check_score(self, score)
-        return -distances(outputs, self.means.to(outputs.dtype))
+        return -pair_distances(outputs, self.means.to(outputs.dtype))
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         return self.class_scores(outputs, score).amax(1)

@@ -26,6 +26,8 @@ from deepsimplex.methods.base import (
     one_stage,
     through_head,
 )
+from deepsimplex.methods.means import class_means, pair_distances
+from deepsimplex.methods.softmax import logit_class_scores
 from deepsimplex.simplex import length, wide
 
 SPREAD = 0.1
@@ -34,7 +36,7 @@ SPREAD = 0.1
 
 def point_distances(features: Tensor, points: Tensor) -> Tensor:
     """‖f_i − p_j‖², subtracted first; features (n, d), points (C, d) → (n, C)."""
-    return torch.cdist(features, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return pair_distances(features, points).square()
 
 
 def own(by_class: Tensor, labels: Tensor) -> Tensor:
@@ -110,14 +112,11 @@ class CAC(Method):
     def settle(self, passes: Passes) -> None:
         """Centres: a class's mean logits over its correctly classified images, if it has any."""
         anchors = self.anchors(self.centres.double())
-        total = torch.zeros_like(anchors)
-        count = torch.zeros_like(anchors[:, :1])
-        for batch in passes():
-            logits = self(batch.images).double()
-            correct = point_distances(logits, anchors).argmin(1) == batch.labels
-            total.index_add_(0, batch.labels, logits * correct[:, None])
-            count.index_add_(0, batch.labels, correct[:, None].double())
-        self.centres.copy_(torch.where(count > 0, total / count.clamp_min(1), anchors))
+
+        def correct(logits: Tensor, labels: Tensor) -> Tensor:
+            return point_distances(logits, anchors).argmin(1) == labels
+
+        self.centres.copy_(class_means(passes, self, self.classes, correct, otherwise=anchors))
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
         """−γ_j or −d_j, in float64."""
@@ -184,12 +183,10 @@ class GCPL(Method):
         return prototype_loss(features, batch.labels, self.points, s.temperature, s.weight)
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """−D_j, or log-probabilities (float64: float32 saturates into ties)."""
+        """−D_j, or log-probabilities."""
         check_score(self, score)
         closeness = -point_distances(outputs, self.points.to(outputs)) / outputs.shape[1]
-        if score == "max_probability":
-            return (closeness.double() / self.settings.temperature).log_softmax(1)
-        return closeness
+        return logit_class_scores(closeness, score, self.settings.temperature)
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         return self.class_scores(outputs, score).amax(1)
@@ -279,13 +276,11 @@ class Reciprocal(Method):
         return loss(features, batch.labels, self.points, self.radius, s.temperature, s.weight)
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """z_j, or log-probabilities (float64: float32 saturates into ties)."""
+        """z_j, or log-probabilities."""
         check_score(self, score)
         logits_of = reciprocal_logits if self.settings.loss == "rpl" else adversarial_logits
         logits = logits_of(outputs, self.points.to(outputs))
-        if score == "max_probability":
-            return (logits.double() / self.settings.temperature).log_softmax(1)
-        return logits
+        return logit_class_scores(logits, score, self.settings.temperature)
 
     def knownness(self, outputs: Tensor, score: str) -> Tensor:
         return self.class_scores(outputs, score).amax(1)

@@ -79,9 +79,10 @@ class Softmax(LinearLogits):
         return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
 
 
-def logit_class_scores(logits: Tensor, score: str) -> Tensor:
-    """Logits, or log-probabilities (float64: float32 saturates into ties); (n, C) → (n, C)."""
-    return logits.double().log_softmax(1) if score == "max_probability" else logits
+def logit_class_scores(logits: Tensor, score: str, temperature: float = 1.0) -> Tensor:
+    """z, or log softmax(z/T) (float64: float32 saturates into ties); (n, C) → (n, C)."""
+    probable = score == "max_probability"
+    return (logits.double() / temperature).log_softmax(1) if probable else logits
 
 
 def logit_knownness(logits: Tensor, score: str) -> Tensor:

@@ -14,6 +14,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from deepsimplex.methods.base import Passes
+from deepsimplex.methods.means import class_means
 
 SHIFT = 10_000.0
 """LibMR's translation: a tail begins at this number, which makes κ about 1e4 over its width."""
@@ -87,7 +88,14 @@ def fit_means_and_tails(
     (C, d) in float32 and (C, 3) in float64. A class without a correct sample takes the mean of
     all it has, and the origin if it has none.
     """
-    means = _correct_means(passes, activations, classes)
+
+    def beside(images: Tensor) -> Tensor:
+        return torch.cat(activations(images), 1)
+
+    def correct(logits_and_rows: Tensor, labels: Tensor) -> Tensor:
+        return logits_and_rows[:, :classes].argmax(1) == labels
+
+    means = class_means(passes, beside, classes, correct)[:, classes:]
     distances, labels = [], []
     for batch in passes():
         logits, rows = activations(batch.images)
@@ -99,24 +107,6 @@ def fit_means_and_tails(
     order = all_labels.argsort(stable=True)
     counts = torch.bincount(all_labels, minlength=classes).tolist()
     return means, fit_tails(all_distances[order].split(counts), tail).to(means.device)
-
-
-def _correct_means(passes: Passes, activations: Activations, classes: int) -> Tensor:
-    total = count = torch.zeros(())
-    for batch in passes():
-        logits, rows = activations(batch.images)
-        right = (logits.argmax(1) == batch.labels).long()
-        if total.ndim == 0:
-            total = rows.new_zeros(2 * classes, rows.shape[1], dtype=torch.float64)
-            count = rows.new_zeros(2 * classes, dtype=torch.float64)
-        place = 2 * batch.labels + right  # the wrong ones of each class, then the right ones
-        total.index_add_(0, place, rows.double())
-        count.index_add_(0, place, torch.ones_like(rows[:, 0], dtype=torch.float64))
-    total, count = total.view(classes, 2, -1), count.view(classes, 2)
-    some = count[:, 1] > 0
-    total = torch.where(some[:, None], total[:, 1], total.sum(1))
-    count = torch.where(some, count[:, 1], count.sum(1))
-    return (total / count.clamp_min(1)[:, None]).float()
 
 
 def _fit(distances: np.ndarray, tail: int) -> tuple[float, float, float] | None:
