@@ -77,7 +77,10 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert paper("table1", *words, "--recipe", "long") == 1
     assert "expected --quick or a --recipe" in capsys.readouterr().err
     assert paper("table1", "--recipe", "short") == 1
-    assert "a recipe among common, free, whole, bare, long, published" in capsys.readouterr().err
+    assert (
+        "a recipe among common, light, free, light-free, whole, long, published"
+        in capsys.readouterr().err
+    )
 
 
 def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
@@ -95,10 +98,8 @@ def test_the_recipes_by_name():
     assert (common.backbone, common.clip, common.epochs) == ("osrci", 1.0, 100)
     whole = opensets.recipe_for("eq. 7", "cifar10", 2, None, "whole")
     assert whole == dataclasses.replace(common, backbone="osrci-whole")
-    bare = opensets.recipe_for("eq. 7", "cifar10", 2, None, "bare")
-    assert bare == dataclasses.replace(whole, clip=None)
-    free = opensets.recipe_for("eq. 7", "cifar10", 2, None, "free")
-    assert free == dataclasses.replace(common, clip=None)
+    light = opensets.recipe_for("eq. 7", "cifar10", 2, None, "light-free")
+    assert light == dataclasses.replace(common, weight_decay=1e-4, clip=None)
     theirs = opensets.recipe_for("softmax", "cifar10", 0, None, "published")
     assert (theirs.epochs, theirs.augment, theirs.restarts) == (600, "strong+crop+flip", 2)
     assert (theirs.weight_decay, theirs.clip, theirs.nesterov) == (1e-4, None, False)

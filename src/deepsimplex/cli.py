@@ -319,14 +319,13 @@ def run(arguments: list[str] | None = None) -> int:
     if sys.stdout is None:  # closed by the caller
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it lives as long as the process
     command = typer.main.get_command(app)
+    words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        arguments = sys.argv[1:] if arguments is None else arguments
-        code = command.main(arguments or ["--help"], prog_name="deepsimplex", standalone_mode=False)
+        code = command.main(words, prog_name="deepsimplex", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except _UsageError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # `deepsimplex paper`: asked what there is
-            print(error.ctx.get_help())
-            return 0
+            return run([*words, "--help"])
         return _fail(2, _usage(error, command))
     except DeepSimplexError as error:
         return _fail(1, str(error))

@@ -181,21 +181,6 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     )
 
 
-def free_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without clipped gradients."""
-    return dataclasses.replace(benchmark_recipe(method, augment, seed), clip=None)
-
-
-def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without dropout."""
-    return dataclasses.replace(benchmark_recipe(method, augment, seed), backbone="osrci-whole")
-
-
-def bare_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without both."""
-    return dataclasses.replace(whole_recipe(method, augment, seed), clip=None)
-
-
 def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The benchmark recipe at length, with RandAugment, after published softmax baselines.
 
@@ -227,11 +212,21 @@ def published_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     )
 
 
+def _changed(**changes: Any) -> Callable[..., Recipe]:
+    """The benchmark recipe with some numbers changed."""
+
+    def recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+        return dataclasses.replace(benchmark_recipe(method, augment, seed), **changes)
+
+    return recipe
+
+
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
-    "free": free_recipe,
-    "whole": whole_recipe,
-    "bare": bare_recipe,
+    "light": _changed(weight_decay=1e-4),
+    "free": _changed(clip=None),
+    "light-free": _changed(weight_decay=1e-4, clip=None),
+    "whole": _changed(backbone="osrci-whole"),  # no dropout
     "long": long_recipe,
     "published": published_recipe,
 }
