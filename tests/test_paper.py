@@ -80,6 +80,24 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert "a recipe among common, free, whole, bare, long, published" in capsys.readouterr().err
 
 
+def test_other_splits_have_a_record_of_their_own(here, capsys):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax")
+    assert paper("table1", *words) == 0
+    before = record(here, "table1")
+    assert paper("table1", *words, "--splits", "neal") == 0
+    assert record(here, "table1") == before
+    found = record(here, "table1-neal")
+    assert (before["family"], found["family"]) == ("arpl", "neal")
+    assert len(found["cells"]) == 1
+    for wrong in ("foo", "arpl,neal", ""):
+        for table in ("table1", "closed"):
+            elsewhere = ("--out", str(here / "new"), "--splits", wrong)
+            assert paper(table, *words, *elsewhere) == 1
+            said = f"expected splits among arpl, neal; got {wrong!r}; choose"
+            assert capsys.readouterr().err == f"deepsimplex: {said}\n"
+    assert not (here / "new").exists()
+
+
 def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
     words = ("--quick", "--trials", "1", "--rows", "softmax")
     assert paper("table1", *words, "--epochs", "2") == 0

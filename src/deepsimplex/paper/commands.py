@@ -220,26 +220,30 @@ def _plan(
     recipe: str,
     score: str | None,
 ) -> Any:
+    from deepsimplex.data.protocols import FAMILIES
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
     from deepsimplex.recipes import BENCHMARK_RECIPES
 
     return Plan(
-        family,
+        _one(family, FAMILIES, "splits"),
         _chosen(columns, COLUMNS, "columns"),
         _chosen(track, TRACKS, "a track"),
         _chosen(rows, tuple(ROWS), "rows"),
         trials,
-        _chosen(recipe, tuple(BENCHMARK_RECIPES), "a recipe")[0],
+        _one(recipe, tuple(BENCHMARK_RECIPES), "a recipe"),
         score,
     )
 
 
 def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
+    wanted = tuple(part.strip() for part in given.split(",")) if given else among
+    return tuple(_one(name, among, what) for name in wanted)
+
+
+def _one(given: str, among: tuple[str, ...], what: str) -> str:
     from deepsimplex.errors import DeepSimplexError
 
-    wanted = tuple(part.strip() for part in given.split(",")) if given else among
-    for name in wanted:
-        if name not in among:
-            raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(name), "choose")
-    return wanted
+    if given not in among:
+        raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(given), "choose")
+    return given

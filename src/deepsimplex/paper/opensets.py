@@ -85,6 +85,10 @@ class Plan:
     recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES
     score: str | None = None  # a detector's, instead of each method's own
 
+    def named(self, table: str) -> str:
+        """The record's name: ARPL's splits are the tables', others stand beside them."""
+        return table if self.family == "arpl" else f"{table}-{self.family}"
+
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
     """AUROC of every row and column, ours beside published."""
@@ -135,7 +139,7 @@ def _show(
         console.print(f"{column}: {why}")
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells = {_key(cell): cell for cell in measured}
-    before = _measured_before(request, name, plan)
+    before = _measured_before(request, plan.named(name))
     for key in [k for k in cells if k in before and before[k]["epochs"] > cells[k]["epochs"]]:
         kept = f"{key[0]}, {key[2]}: the record's cell of {before[key]['epochs']} epochs stays"
         console.print(f"{kept}; {cells.pop(key)['epochs']} are not recorded over it.")
@@ -149,7 +153,7 @@ def _show(
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
         "best published without background": published.BEST_WITHOUT_BACKGROUND,
     }
-    request.record(name, content)
+    request.record(plan.named(name), content)
     return content
 
 
@@ -185,11 +189,9 @@ def _key(cell: dict[str, Any]) -> tuple[str | None, ...]:
     return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
 
 
-def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str | None, ...], Any]:
+def _measured_before(request: Request, name: str) -> dict[tuple[str | None, ...], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
-    before = request.recorded(name)
-    if before is None or before["family"] != plan.family:
-        return {}
+    before = request.recorded(name) or {"cells": []}
     return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
 
 
