@@ -12,8 +12,9 @@ from deepsimplex import engine
 from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
-from deepsimplex.paper import opensets, published, rivals
+from deepsimplex.paper import drawings, opensets, published, rivals
 from deepsimplex.paper.readme import update
+from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
 
 
@@ -395,3 +396,20 @@ def test_claims_without_records_name_the_command(here, capsys):
     verdicts = judged(here, {})
     assert [v for v in verdicts.values() if v != "not measured"] == ["holds for the decision"]
     assert "deepsimplex paper radius" in capsys.readouterr().out
+
+
+def test_claims_of_quick_records(here, monkeypatch):
+    monkeypatch.setenv("DEEPSIMPLEX_COMMIT", "tests")
+    monkeypatch.setattr(drawings, "QUICK", 20)
+    monkeypatch.setattr(Request, "draw", lambda *arguments: None)
+    words = ("--quick", "--epochs", "1")
+    assert paper("table1", *words, "--trials", "1", "--rows", "softmax,eq. 4") == 0
+    assert paper("table2", *words, "--seeds", "1", "--rows", "softmax,dsc") == 0
+    assert paper("embeddings", *words) == 0
+    for study in ("radius", "imbalance", "semantic"):
+        assert paper(study, *words, "--seeds", "1") == 0
+    assert paper("claims", "--quick") == 0
+    verdicts = {c["claim"]: c["verdict"] for c in record(here, "claims")["claims"]}
+    assert len(verdicts) == 9
+    unmeasured = [claim for claim, verdict in verdicts.items() if verdict == "not measured"]
+    assert unmeasured == ["semantic embeddings of unseen classes", "background helps"]
