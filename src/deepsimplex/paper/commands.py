@@ -51,10 +51,10 @@ def table1(
     epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Open-set AUROC on six benchmarks (table 1)."""
-    from deepsimplex.paper import opensets
+    from deepsimplex.paper import table1 as study
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.table1(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    study.table1(request, _plan(splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
@@ -65,10 +65,10 @@ def closed(
     epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies of the same runs (appendix)."""
-    from deepsimplex.paper import opensets
+    from deepsimplex.paper import table1 as study
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.closed(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    study.closed(request, _plan(splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
