@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,36 @@ def test_a_column_without_data_says_how_to_get_it(here, capsys):
     found = json.loads((here / "results/paper-table1.json").read_text())
     assert found["cells"] == []
     assert "svhn" in found["missing"]
+
+
+def few_digits(root):
+    """A few images of each digit where MNIST's official files lie."""
+    folder = root / "MNIST/raw"
+    folder.mkdir(parents=True)
+    for stem, count in (("train", 200), ("t10k", 100)):
+        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (folder / f"{stem}-{kind}-ubyte").write_bytes(head + array.tobytes())
+
+
+def test_a_missing_background_leaves_the_other_track(here, capsys):
+    few_digits(here / "data")
+    words = ("--columns", "mnist", "--trials", "1", "--epochs", "1", "--rows", "eq. 7,softmax")
+    assert paper("table1", *words, "--data-root", str(here / "data")) == 0
+    found = json.loads((here / "results/paper-table1.json").read_text())
+    assert [(c["background"], c["row"]) for c in found["cells"]] == [
+        ("none", "eq. 7"),
+        ("none", "softmax"),
+    ]
+    assert list(found["missing"]) == ["mnist, background cifar100"]
+    assert "data get cifar100" in found["missing"]["mnist, background cifar100"]
+    assert "mnist, background cifar100: expected" in capsys.readouterr().out
+    # A row that has no use for a background misses none.
+    assert paper("table1", *words[:-1], "softmax", "--data-root", str(here / "data")) == 0
+    found = json.loads((here / "results/paper-table1.json").read_text())
+    assert found["missing"] == {}
 
 
 def test_bad_names_are_refused(here, capsys):

@@ -89,21 +89,23 @@ class Plan:
         return table if self.family == "arpl" else f"{table}-{self.family}"
 
 
-Found = dict[tuple[str, str, str], list[dict[str, Any]]]
+Key = tuple[str, str, str]  # column, track, row
+Found = dict[Key, list[dict[str, Any]]]
 
 
 def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
     """Records of all trials that can be run here, and why the others cannot."""
     where = pick_device(request.device)
     at_once = side_by_side(where)
-    found: Found = {}
-    missing: dict[str, str] = {}
-    possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
-    for column, row in itertools.product(possible, plan.rows):
+    every = itertools.product(plan.columns, plan.tracks, plan.rows)
+    wanted = [key for key in every if fits(key[2], key[1])]
+    lacking, missing = _lacking({key[:2] for key in wanted}, plan, request.root)
+    wanted = [key for key in wanted if key[:2] not in lacking]
+    for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)
-    count = len(possible) * plan.trials * sum(fits(r, t) for r in plan.rows for t in plan.tracks)
+    found: Found = {key: [] for key in wanted}
 
-    with training("Training", trainings=count) as begin:
+    with training("Training", trainings=len(wanted) * plan.trials) as begin:
 
         def job(
             track: str, number: int, row: str, group: dict[str, Trial]
@@ -126,32 +128,23 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
                     donor=donor,
                     report=begin(f"{column}, {row}, trial {number}"),
                 )
-                found.setdefault((column, track, row), []).append(record)
+                found[column, track, row].append(record)
                 donor = donor or folder
 
         def jobs() -> Iterator[Generator[None, None, None]]:
-            for columns in _alike(possible, plan.family):
-                for track, number in itertools.product(plan.tracks, range(plan.trials)):
-                    group = {
-                        column: benchmark_trial(
-                            column,
-                            plan.family,
-                            number,
-                            request.root,
-                            background=_background(track, column, request.root),
-                        )
-                        for column in columns
-                    }
+            for columns, track in itertools.product(_alike(plan), plan.tracks):
+                here = [c for c in columns if any(key[:2] == (c, track) for key in wanted)]
+                for number in range(plan.trials):
+                    trials = {c: _trial(c, track, number, plan.family, request.root) for c in here}
                     for row in plan.rows:
-                        if fits(row, track):
+                        group = {c: t for c, t in trials.items() if (c, track, row) in found}
+                        if group:
                             yield job(track, number, row, group)
 
         drive(jobs(), where, at_once=at_once)
-    order = itertools.product(possible, plan.tracks, plan.rows)
-    in_order = {
-        key: sorted(found[key], key=lambda record: record["seed"]) for key in order if key in found
-    }
-    return in_order, missing
+    for records in found.values():
+        records.sort(key=lambda record: record["seed"])
+    return found, missing
 
 
 def _check_score(column: str, row: str, plan: Plan) -> None:
@@ -159,7 +152,7 @@ def _check_score(column: str, row: str, plan: Plan) -> None:
     about = BENCHMARKS[column]
     shape = about.channels, about.size, about.size
     count = len(splits(plan.family, column)[0]["known"])
-    check_scored(recipe_for(row, column, 0, None), shape, count, plan.score)
+    check_scored(recipe_for(row, column, 0, None, plan.recipe), shape, count, plan.score)
 
 
 def fits(row: str, track: str) -> bool:
@@ -168,11 +161,11 @@ def fits(row: str, track: str) -> bool:
     return not about.needs_background if track == "none" else about.uses_background
 
 
-def _alike(columns: list[str], family: str) -> list[list[str]]:
+def _alike(plan: Plan) -> list[list[str]]:
     """Columns with the same known classes in every trial, together: they can share models."""
     groups: dict[Any, list[str]] = {}
-    for column in columns:
-        known = json.dumps([trial["known"] for trial in splits(family, column)])
+    for column in plan.columns:
+        known = json.dumps([trial["known"] for trial in splits(plan.family, column)])
         groups.setdefault((BENCHMARKS[column].known, known), []).append(column)
     return list(groups.values())
 
@@ -190,15 +183,34 @@ def recipe_for(
     return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
 
 
-def _lacks(column: str, plan: Plan, root: Path, missing: dict[str, str]) -> bool:
-    """Note what a column lacks; True if it cannot be run."""
-    try:
-        for track in plan.tracks:
-            _background(track, column, root)
-        benchmark_trial(column, plan.family, 0, root)
-    except DeepSimplexError as error:
-        missing[column] = str(error)
-    return column in missing
+def _lacking(
+    places: set[tuple[str, str]], plan: Plan, root: Path
+) -> tuple[set[tuple[str, str]], dict[str, str]]:
+    """Of these columns and tracks, those whose data are not here; and why, in words."""
+    lacking: set[tuple[str, str]] = set()
+    missing: dict[str, str] = {}
+    for column in plan.columns:
+        splits(plan.family, column)  # a family that there is not is no missing data
+        tracks = [track for track in plan.tracks if (column, track) in places]
+        try:
+            if tracks:
+                benchmark_trial(column, plan.family, 0, root)
+        except DeepSimplexError as error:
+            lacking |= {(column, track) for track in tracks}
+            missing[column] = str(error)
+            continue
+        for track in tracks:
+            try:
+                _background(track, column, root)
+            except DeepSimplexError as error:
+                lacking.add((column, track))
+                missing[f"{column}, background {track}"] = str(error)
+    return lacking, missing
+
+
+def _trial(column: str, track: str, number: int, family: str, root: Path) -> Trial:
+    background = _background(track, column, root)
+    return benchmark_trial(column, family, number, root, background=background)
 
 
 def _background(track: str, column: str, root: Path) -> Background | None:

@@ -63,8 +63,8 @@ def _show(
             shown += f"score {plan.score} " if plan.score else "each by its own score "
             shown += "(published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
-    for column, why in missing.items():
-        console.print(f"{column}: {why}")
+    for place, why in missing.items():
+        console.print(f"{place}: {why}")
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells = {_key(cell): cell for cell in measured}
     before = _measured_before(request, plan.named(name))
