@@ -34,13 +34,20 @@ def record(folder, name):
 
 
 def test_table1_and_closed_share_their_runs(here, monkeypatch, capsys):
-    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax,eq. 7")
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax,eq. 7,oe,softmax")
     assert paper("table1", *words) == 0
     found = record(here, "table1")
     assert [(c["column"], c["background"], c["row"]) for c in found["cells"]] == [
         ("digits", "none", "softmax"),
         ("digits", "none", "eq. 7"),
+        ("digits", "photographs", "eq. 7"),
+        ("digits", "photographs", "oe"),
     ]
+    assert all(len(c["auroc"]["values"]) == 1 for c in found["cells"])
+    assert {c["recipe"] for c in found["cells"]} == {"digits"}
+    out = capsys.readouterr().out
+    assert "without background, 1 arpl trials, digits recipe" in out
+    assert "background photographs, 1 arpl trials, digits recipe" in out
     assert 0 < found["cells"][0]["auroc"]["mean"] < 1
     assert found["quick"]
     assert found["published"]["DSC"][1] == "93.8 ± 0.3"
@@ -49,6 +56,33 @@ def test_table1_and_closed_share_their_runs(here, monkeypatch, capsys):
     assert paper("closed", *words) == 0
     assert record(here, "closed")["measure"] == "accuracy"
     assert "softmax" in capsys.readouterr().out
+
+
+def test_quick_keeps_to_the_track(here, capsys):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "eq. 7,oe")
+    assert paper("table1", *words, "--track", "none") == 0
+    assert [(c["background"], c["row"]) for c in record(here, "table1")["cells"]] == [
+        ("none", "eq. 7")
+    ]
+    assert "Not in track none: oe, which need a background." in capsys.readouterr().out
+    for track in ("cifar100", "photographs"):
+        out = ("--out", str(here / track), "--track", track)
+        assert paper("closed", *words, *out) == 0
+        found = json.loads((here / track / "paper-closed-quick.json").read_text())
+        assert {c["background"] for c in found["cells"]} == {"photographs"}
+    assert paper("table1", "--track", "photographs") == 1
+    assert "a track among none, cifar100;" in capsys.readouterr().err
+
+
+def test_a_run_without_cells_says_why(here, capsys):
+    assert paper("table1", "--quick", "--rows", "oe,energy", "--track", "none") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("deepsimplex: expected rows with a place in track none; got oe, energy")
+    assert error.count("\n") == 1
+    for table in ("table1", "closed", "table2"):
+        assert paper(table, "--quick", "--columns", "mnist") == 1
+        assert "expected --quick or --columns; got both, 'mnist'" in capsys.readouterr().err
+    assert not list(here.iterdir())
 
 
 def test_a_command_for_some_cells_leaves_the_others_be(here):
@@ -129,14 +163,21 @@ def test_the_recipes_by_name():
 
 
 def test_a_column_without_data_says_how_to_get_it(here, capsys):
-    words = ("--columns", "svhn", "--track", "none", "--trials", "1")
-    assert paper("table1", *words, "--data-root", str(here / "none")) == 0
-    out = capsys.readouterr().out
-    assert "svhn: expected" in out
-    assert "data get svhn" in out
+    few_digits(here / "data")
+    words = ("--track", "none", "--trials", "1", "--epochs", "1", "--rows", "softmax")
+    words = (*words, "--data-root", str(here / "data"))
+    assert paper("table1", "--columns", "svhn,tinyimagenet", *words) == 1
+    said = capsys.readouterr()
+    assert "svhn: expected" in said.out
+    assert "data get svhn" in said.out
+    assert said.err.startswith("deepsimplex: expected data of one column or more; got none of svhn")
+    assert paper("table2", "--columns", "cifar10", "--data-root", str(here / "data")) == 1
+    assert "got none of cifar10; get them" in capsys.readouterr().err
+    assert not (here / "results").exists()
+    assert paper("table1", "--columns", "svhn,mnist", *words) == 0
     found = json.loads((here / "results/paper-table1.json").read_text())
-    assert found["cells"] == []
-    assert "svhn" in found["missing"]
+    assert [cell["column"] for cell in found["cells"]] == ["mnist"]
+    assert list(found["missing"]) == ["svhn"]
 
 
 def few_digits(root):
@@ -218,12 +259,18 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
     assert paper("rivals", *words) == 0
     found = record(here, "rivals")
-    assert [line["row"] for line in found["rows"]] == ["softmax", "cac", "center"]  # oe needs some
+    assert [(line["background"], line["row"]) for line in found["rows"]] == [
+        ("none", "softmax"),
+        ("none", "cac"),
+        ("none", "center"),
+        ("photographs", "oe"),
+    ]
     assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
+    assert "background photographs, digits recipe" in capsys.readouterr().out
     assert paper("rivals", "--quick", "--epochs", "1", "--rows", "eq. 4,cac") == 0
     again = record(here, "rivals")["rows"]
-    assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center"]
-    assert (again[1], again[3]) == (found["rows"][0], found["rows"][2])
+    assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center", "eq. 4", "oe"]
+    assert [again[i] for i in (1, 3, 5)] == [found["rows"][i] for i in (0, 2, 3)]
     fields = {"trainings at once": 1, "seconds": 1.0, "commit": "x", "score": "s", "method": "m"}
     fields |= dict.fromkeys(("epochs", "seed", "accuracy", "oscr", "fpr95", "auroc_by_score"), 0)
     near, far = (

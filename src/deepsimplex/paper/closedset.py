@@ -76,6 +76,10 @@ def table2(
         _print(column, [cell for cell in cells if cell["column"] == column])
     for column, why in missing.items():
         console.print(f"{column}: {why}")
+    if not cells:
+        raise DeepSimplexError(
+            "data of one column or more", f"none of {', '.join(missing)}", "get them as said above"
+        )
     measured = {_key(cell): cell for cell in cells}
     content = {
         "cells": list((_measured_before(request) | measured).values()),

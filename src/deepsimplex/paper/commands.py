@@ -26,7 +26,9 @@ Seeds = Annotated[int, typer.Option(min=1, help="Trainings of each kind.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the command's own.")]
 Splits = Annotated[str, typer.Option(help="arpl or neal.")]
 Columns = Annotated[str | None, typer.Option(help="Benchmarks, comma-separated; all if not given.")]
-Track = Annotated[str | None, typer.Option(help="none or cifar100; both if not given.")]
+Track = Annotated[
+    str | None, typer.Option(help="none or cifar100 (quick: photographs); both if not given.")
+]
 Rows = Annotated[str | None, typer.Option(help="Rows, comma-separated; all if not given.")]
 Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
 Scored = Annotated[
@@ -54,7 +56,7 @@ def table1(
     from deepsimplex.paper import table1 as study
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    study.table1(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    study.table1(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
@@ -68,7 +70,7 @@ def closed(
     from deepsimplex.paper import table1 as study
 
     request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    study.closed(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    study.closed(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
@@ -80,6 +82,7 @@ def table2(
     """Closed-set accuracies with ResNet-18 (table 2)."""
     from deepsimplex.paper import closedset
 
+    _one_set(quick, columns)
     closedset.table2(
         _request(quick, device, data_root, out, results, None, seeds, epochs),
         _chosen(rows, tuple(closedset.ROWS), "rows"),
@@ -212,6 +215,7 @@ def _request(
 
 
 def _plan(
+    quick: bool,
     family: str,
     columns: str | None,
     track: str | None,
@@ -220,15 +224,17 @@ def _plan(
     recipe: str,
     score: str | None,
 ) -> Any:
+    from deepsimplex.data.background import PHOTOGRAPHS
     from deepsimplex.data.protocols import FAMILIES
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
     from deepsimplex.recipes import BENCHMARK_RECIPES
 
+    _one_set(quick, columns)
     return Plan(
         _one(family, FAMILIES, "splits"),
         _chosen(columns, COLUMNS, "columns"),
-        _chosen(track, TRACKS, "a track"),
+        _chosen(track, (*TRACKS, PHOTOGRAPHS) if quick else TRACKS, "a track"),
         _chosen(rows, tuple(ROWS), "rows"),
         trials,
         _one(recipe, tuple(BENCHMARK_RECIPES), "a recipe"),
@@ -236,9 +242,18 @@ def _plan(
     )
 
 
+def _one_set(quick: bool, columns: str | None) -> None:
+    from deepsimplex.errors import DeepSimplexError
+
+    if quick and columns is not None:
+        raise DeepSimplexError(
+            "--quick or --columns", f"both, {columns!r}", "the quick version is on digits"
+        )
+
+
 def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
     wanted = tuple(part.strip() for part in given.split(",")) if given else among
-    return tuple(_one(name, among, what) for name in wanted)
+    return tuple(dict.fromkeys(_one(name, among, what) for name in wanted))
 
 
 def _one(given: str, among: tuple[str, ...], what: str) -> str:

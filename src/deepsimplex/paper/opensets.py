@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deepsimplex import compare
-from deepsimplex.data.background import Background, load_background
+from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
@@ -25,7 +25,7 @@ from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import BENCHMARK_RECIPES, Recipe, digits_recipe
 from deepsimplex.research import KEEP, check_scored
-from deepsimplex.terminal import training
+from deepsimplex.terminal import console, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +81,30 @@ class Plan:
     tracks: tuple[str, ...] = TRACKS
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
-    recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES
+    recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES; of digits "digits"
     score: str | None = None  # a detector's, instead of each method's own
 
     def named(self, table: str) -> str:
         """The record's name: ARPL's splits are the tables', others stand beside them."""
         return table if self.family == "arpl" else f"{table}-{self.family}"
+
+    def on_digits(self) -> Plan:
+        """The quick version: the same rows on digits, two trials at most.
+
+        The background is what `compare digits` takes, patches of photographs.
+        """
+        if self.recipe != "common":
+            raise DeepSimplexError(
+                "--quick or a --recipe", f"both, {self.recipe!r}", "the quick version is on digits"
+            )
+        tracks = dict.fromkeys("none" if t == "none" else PHOTOGRAPHS for t in self.tracks)
+        return dataclasses.replace(
+            self,
+            columns=("digits",),
+            tracks=tuple(tracks),
+            trials=min(2, self.trials),
+            recipe="digits",
+        )
 
 
 Key = tuple[str, str, str]  # column, track, row
@@ -94,13 +112,21 @@ Found = dict[Key, list[dict[str, Any]]]
 
 
 def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
-    """Records of all trials that can be run here, and why the others cannot."""
+    """Records of all trials that can be run here, and why the others cannot.
+
+    Rows that no track has a place for are told; if nothing at all can be run, that is an error.
+    """
     where = pick_device(request.device)
     at_once = side_by_side(where)
     every = itertools.product(plan.columns, plan.tracks, plan.rows)
     wanted = [key for key in every if fits(key[2], key[1])]
+    _tell_misfits(plan)
     lacking, missing = _lacking({key[:2] for key in wanted}, plan, request.root)
+    for place, why in missing.items():
+        console.print(f"{place}: {why}")
     wanted = [key for key in wanted if key[:2] not in lacking]
+    if not wanted:
+        raise _nothing(plan, missing)
     for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)
     found: Found = {key: [] for key in wanted}
@@ -114,7 +140,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
             donor = None
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                name += f"-{plan.recipe}" if plan.recipe != "common" else ""
+                name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
                 name += f"-{plan.score}" if plan.score else ""
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
@@ -159,6 +185,29 @@ def fits(row: str, track: str) -> bool:
     """Whether a method belongs in a track: those that must, or cannot, use background."""
     about = method_row(EVERY[row].method)
     return not about.needs_background if track == "none" else about.uses_background
+
+
+def _tell_misfits(plan: Plan) -> None:
+    """Rows without a place in any track that is asked for, and why."""
+    alone = [row for row in plan.rows if not any(fits(row, track) for track in plan.tracks)]
+    needy = [row for row in alone if method_row(EVERY[row].method).needs_background]
+    others = [row for row in alone if row not in needy]
+    for rows, why in ((needy, "need a background"), (others, "have no use for a background")):
+        if rows:
+            console.print(f"Not in track {', '.join(plan.tracks)}: {', '.join(rows)}, which {why}.")
+
+
+def _nothing(plan: Plan, missing: dict[str, str]) -> DeepSimplexError:
+    """Why there is not a single cell, in one line."""
+    if missing:
+        return DeepSimplexError(
+            "data of one column or more", f"none of {', '.join(missing)}", "get them as said above"
+        )
+    return DeepSimplexError(
+        f"rows with a place in track {', '.join(plan.tracks)}",
+        ", ".join(plan.rows),
+        "choose another --track, or leave it out",
+    )
 
 
 def _alike(plan: Plan) -> list[list[str]]:

@@ -12,10 +12,10 @@ import itertools
 from typing import Any
 
 from deepsimplex.paper import published
-from deepsimplex.paper.opensets import EVERY, TRACKS, Plan, results
+from deepsimplex.paper.opensets import EVERY, Plan, results
 from deepsimplex.paper.requests import Request
 from deepsimplex.runs import command
-from deepsimplex.terminal import console, percent, table
+from deepsimplex.terminal import percent, table
 
 NEAL = "copied from Neal et al. 2018: other splits, their net with a 2048-wide head, Adam 1e-4"
 REASONS = {
@@ -39,21 +39,20 @@ COLUMN = "cifar10"
 
 def rivals(request: Request, rows: tuple[str, ...] = tuple(EVERY)) -> dict[str, Any]:
     """Train every row on the first split; a record of all of them, and the table."""
-    column = "digits" if request.quick else COLUMN
-    tracks = TRACKS[:1] if request.quick else TRACKS
-    plan = Plan(columns=(column,), tracks=tracks, rows=rows, trials=1)
+    plan = Plan(columns=(COLUMN,), rows=rows, trials=1)
+    plan = plan.on_digits() if request.quick else plan
+    (column,) = plan.columns
     found, missing = results(request, plan)
     lines = [_line(track, row, record, column) for (_, track, row), (record,) in found.items()]
-    for track in tracks:
+    for track in plan.tracks:
         shown = [line for line in lines if line["background"] == track]
         if shown:
             title = "without background" if track == "none" else f"background {track}"
             heading = ("", "accuracy", "AUROC", "OSCR", "seconds", "published", "why so far apart")
-            table(f"{column}, arpl split 0, {title}, in %", heading, [_cells(x) for x in shown])
-    for name, why in missing.items():
-        console.print(f"{name}: {why}")
+            title = f"{column}, arpl split 0, {title}, {plan.recipe} recipe, in %"
+            table(title, heading, [_cells(line) for line in shown])
     every = _measured_before(request) | {_key(line): line for line in lines}
-    order = [every[key] for key in itertools.product(TRACKS, EVERY) if key in every]
+    order = [every[key] for key in itertools.product(plan.tracks, EVERY) if key in every]
     content = {"column": column, "family": "arpl", "trial": 0, "rows": order, "missing": missing}
     request.record("rivals", content)
     return content

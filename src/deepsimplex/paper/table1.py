@@ -1,16 +1,12 @@
-"""`table1` and `closed`: the open-set tables, from one set of runs.
-
-A column whose data are missing says how to get them; a command for some cells leaves the others
-of its record be.
+"""`table1` and `closed`: the open-set tables, from one set of runs; a command for some cells
+leaves the others of its record be.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from deepsimplex import tables
-from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import ROWS, Plan, results
 from deepsimplex.paper.requests import Request
@@ -35,14 +31,7 @@ def _show(
     measure: str,
     printed: dict[str, tuple[published.Cell, ...]],
 ) -> dict[str, Any]:
-    if request.quick:
-        if plan.recipe != "common":
-            raise DeepSimplexError(
-                "--quick or a --recipe", f"both, {plan.recipe!r}", "the quick version is on digits"
-            )
-        plan = dataclasses.replace(
-            plan, columns=("digits",), tracks=("none",), trials=min(2, plan.trials)
-        )
+    plan = plan.on_digits() if request.quick else plan
     found, missing = results(request, plan)
     for track in plan.tracks:
         title = "without background" if track == "none" else f"background {track}"
@@ -63,8 +52,6 @@ def _show(
             shown += f"score {plan.score} " if plan.score else "each by its own score "
             shown += "(published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
-    for place, why in missing.items():
-        console.print(f"{place}: {why}")
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells = {_key(cell): cell for cell in measured}
     before = _measured_before(request, plan.named(name))
