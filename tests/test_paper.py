@@ -116,6 +116,24 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     assert "a recipe among common, free, whole, bare, long, published" in capsys.readouterr().err
 
 
+def test_openmax_is_scored_as_its_published_row(here):
+    words = ("--quick", "--epochs", "1", "--rows", "openmax")
+    assert paper("table1", *words, "--trials", "1") == 0
+    (neal,) = record(here, "table1")["cells"]
+    assert (neal["detector"], neal["score"]) == (None, "neal")
+    assert neal["auroc"]["mean"] == neal["auroc by score"]["neal"]
+    assert neal["auroc by score"]["neal"] != neal["auroc by score"]["openmax"]
+    assert paper("rivals", *words) == 0
+    assert record(here, "rivals")["rows"][0]["score"] == "neal"
+    assert paper("closed", *words, "--trials", "1") == 0
+    assert record(here, "closed")["cells"][0]["score"] == "neal"
+    assert paper("table1", *words, "--trials", "1", "--score", "openmax") == 0
+    before, asked = record(here, "table1")["cells"]
+    assert before == neal
+    assert (asked["detector"], asked["score"]) == ("openmax", "openmax")
+    assert asked["auroc by score"] == neal["auroc by score"]
+
+
 def test_other_splits_have_a_record_of_their_own(here, capsys):
     words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax")
     assert paper("table1", *words) == 0

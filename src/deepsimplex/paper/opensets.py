@@ -34,6 +34,7 @@ class Entry:
 
     method: str
     answers: str | None = None
+    score: str | None = None  # of the method's own, where that row was scored by another
 
 
 ROWS = {
@@ -47,7 +48,7 @@ ROWS = {
     "eq. 7 turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
-    "openmax": Entry("openmax", "OpenMax"),
+    "openmax": Entry("openmax", "OpenMax", score="neal"),
     "g-openmax": Entry("g-openmax", "G-OpenMax"),
     "c2ae": Entry("c2ae", "C2AE"),
     "cac": Entry("cac", "CAC"),
@@ -82,7 +83,11 @@ class Plan:
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
     recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES; of digits "digits"
-    score: str | None = None  # a detector's, instead of each method's own
+    score: str | None = None  # for all rows, instead of each row's own
+
+    def scored(self, row: str) -> str | None:
+        """By what a row is scored; None is the method's default."""
+        return self.score or EVERY[row].score
 
     def named(self, table: str) -> str:
         """The record's name: ARPL's splits are the tables', others stand beside them."""
@@ -137,11 +142,11 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
             track: str, number: int, row: str, group: dict[str, Trial]
         ) -> Generator[None, None, None]:
             """One training for all columns that ask for the same one."""
-            donor = None
+            donor, score = None, plan.scored(row)
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
                 name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
-                name += f"-{plan.score}" if plan.score else ""
+                name += f"-{score}" if score else ""
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
                     trial,
@@ -149,7 +154,7 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
                     folder,
                     where,
                     keep=KEEP,
-                    score=plan.score,
+                    score=score,
                     at_once=at_once,
                     donor=donor,
                     report=begin(f"{column}, {row}, trial {number}"),
@@ -178,7 +183,7 @@ def _check_score(column: str, row: str, plan: Plan) -> None:
     about = BENCHMARKS[column]
     shape = about.channels, about.size, about.size
     count = len(splits(plan.family, column)[0]["known"])
-    check_scored(recipe_for(row, column, 0, None, plan.recipe), shape, count, plan.score)
+    check_scored(recipe_for(row, column, 0, None, plan.recipe), shape, count, plan.scored(row))
 
 
 def fits(row: str, track: str) -> bool:

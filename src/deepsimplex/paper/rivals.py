@@ -20,7 +20,7 @@ from deepsimplex.terminal import percent, table
 NEAL = "copied from Neal et al. 2018: other splits, their net with a 2048-wide head, Adam 1e-4"
 REASONS = {
     "Softmax": NEAL + "; one against the rest, scored by probability",
-    "OpenMax": NEAL + "; scored by log Σ exp(z (1 − w))",
+    "OpenMax": NEAL,
     "G-OpenMax": NEAL,
     "OSRCI": NEAL,
     "C2AE": "its authors' own; evaluated again by Perera et al. at about 71",
