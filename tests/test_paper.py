@@ -251,11 +251,33 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert list(found) == ["softmax", "dsc", "dsc-softmax"]
     for cell in found.values():
         assert cell["screened"][f"{cell['rate']:g}"] == max(cell["screened"].values())
+        assert list(cell["screened"]) == ["0.09", "0.3", "0.9"]
     screens = [study for study in seen if study.name.endswith("screen")]
     final = [study for study in seen if not study.name.endswith("screen")]
     assert len(screens) == 9
     assert all(set(study.look) == {"held"} for study in screens)
     assert all(len(study.images) > len(screens[0].images) for study in final)
+
+
+def test_table2_marks_a_rate_at_the_edge(here, monkeypatch, capsys):
+    """A better one may lie beyond."""
+    from deepsimplex.paper import closedset
+
+    def chosen(request, rows, *rest):
+        best = dict(zip(rows, closedset.RATES, strict=True))
+        return {row: {r: float(r == best[row]) for r in closedset.RATES} for row in rows}
+
+    monkeypatch.setattr(closedset, "_choose", chosen)
+    words = ("--quick", "--seeds", "1", "--epochs", "1", "--rows", "softmax,dsc,dsc-softmax")
+    assert paper("table2", *words) == 0
+    cells = record(here, "table2")["cells"]
+    assert [(c["rate"], c["edge"]) for c in cells] == [(0.09, True), (0.3, False), (0.9, True)]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in lines if line.startswith(("softmax ", "dsc"))] == [
+        ["0.09,", "edge"],
+        ["0.3", f"{100 * cells[1]['accuracy']['mean']:.1f}"],
+        ["0.9,", "edge"],
+    ]
 
 
 def test_table2_for_some_cells_leaves_the_others_be(here):
