@@ -7,7 +7,6 @@ lies outside Student's 95 % interval of paired values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from deepsimplex.paper.requests import Request
+from deepsimplex.paper.studies import clear
 from deepsimplex.simplex import Simplex, dot_products, squared_distances
 from deepsimplex.terminal import table
 
@@ -62,17 +62,6 @@ def claims(request: Request) -> dict[str, Any]:
     content = {"claims": found}
     request.record("claims", content)
     return content
-
-
-def clear(differences: np.ndarray) -> int:
-    """+1 or −1 where the mean difference is clear, else 0."""
-    from scipy.special import stdtrit
-
-    n = len(differences)
-    if n < 2:
-        return 0
-    bound = stdtrit(n - 1, 0.975) * differences.std(ddof=1) / math.sqrt(n)
-    return int(np.sign(differences.mean())) if abs(differences.mean()) > bound else 0
 
 
 def _length(record: Any, seeds: int | None = None) -> str:
