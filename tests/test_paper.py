@@ -14,7 +14,7 @@ from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
 from deepsimplex.paper import opensets, published, rivals
-from deepsimplex.paper.readme import update
+from deepsimplex.paper.readme import closed_set, update
 from deepsimplex.paper.studies import Study, conduct
 
 
@@ -213,6 +213,10 @@ def test_a_missing_background_leaves_the_other_track(here, capsys):
     few_digits(here / "data")
     words = ("--columns", "mnist", "--trials", "1", "--epochs", "1", "--rows", "eq. 7,softmax")
     assert paper("table1", *words, "--data-root", str(here / "data")) == 0
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines() if line.startswith("best")] == [
+        ["best", "published", "99.7", "(ARPL+CS,", "2021)"]
+    ]
     found = json.loads((here / "results/paper-table1.json").read_text())
     assert [(c["background"], c["row"]) for c in found["cells"]] == [
         ("none", "eq. 7"),
@@ -220,7 +224,7 @@ def test_a_missing_background_leaves_the_other_track(here, capsys):
     ]
     assert list(found["missing"]) == ["mnist, background cifar100"]
     assert "data get cifar100" in found["missing"]["mnist, background cifar100"]
-    assert "mnist, background cifar100: expected" in capsys.readouterr().out
+    assert "mnist, background cifar100: expected" in out
     # A row that has no use for a background misses none.
     assert paper("table1", *words[:-1], "softmax", "--data-root", str(here / "data")) == 0
     found = json.loads((here / "results/paper-table1.json").read_text())
@@ -321,6 +325,7 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     simplex = fields | {"auroc": 0.5}
     assert rivals._line("none", "eq. 4", simplex, "cifar10")["published"] is None
     assert rivals._line("cifar100", "eq. 4", simplex, "cifar10")["published"] == (93.8, 0.3)
+    assert "never printed" in rivals._line("cifar100", "energy", simplex, "cifar10")["why"]
     assert rivals._line("none", "arpl", simplex, "cifar10")["why"] is None
 
 
@@ -333,6 +338,8 @@ def test_every_published_row_has_its_reason():
 def test_published_rows_fit_the_columns():
     for rows in (published.AUROC, published.ACCURACY):
         assert all(len(cells) == len(published.COLUMNS) for cells in rows.values())
+    assert set(published.WITH_BACKGROUND) | set(published.UNPRINTED) <= set(published.AUROC)
+    assert published.AUROC["Energy"][1] == (93.3, None)
     assert published.cell(None) == "–"
     assert published.cell((81.6, None)) == "81.6"
 
@@ -340,6 +347,21 @@ def test_published_rows_fit_the_columns():
 def test_readme_shows_what_the_records_say():
     root = Path(__file__).parents[1]
     assert update(root / "README.md", root / "results") == (root / "README.md").read_text()
+
+
+def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
+    cells = [
+        {"column": c, "row": r, "epochs": 9, "accuracy": {"mean": 0.5, "sd": None}}
+        for c in ("cifar10", "mnist")
+        for r in ("dsc", "softmax")
+    ]
+    (tmp_path / "paper-table2.json").write_text(json.dumps({"cells": cells}))
+    lines = closed_set(tmp_path).splitlines()
+    assert lines[0] == "| accuracy in % | cifar10, 9 epochs | mnist, 9 epochs |"
+    assert lines[-2:] == [
+        "| the paper's DSC | 95.9 | 99.7 |",
+        "| the paper's softmax | 94.4 | 99.4 |",
+    ]
 
 
 def test_readme_without_its_markers_is_refused(tmp_path):

@@ -61,7 +61,7 @@ ROWS = {
     "arpl-cs": Entry("arpl-cs"),
     "objectosphere": Entry("objectosphere", "Objectosphere"),
     "entropic": Entry("entropic"),
-    "energy": Entry("energy"),
+    "energy": Entry("energy", "Energy"),
     "oe": Entry("oe"),
     "background-class": Entry("background-class"),
 }

@@ -30,6 +30,7 @@ REASONS = {
     "RPL": "an older recipe (lr 0.01, batch 64); Neal's splits",
     "GDFR": "the better of two backbones a column",
     "Objectosphere": "the DSC authors' own run, background 80 million tiny images",
+    "Energy": "commented out in the paper's source, never printed; background as DSC's",
     "DSC": "background 80 million tiny images or 300K; the best epoch on the test set",
 }
 """Why a published number may differ by more than FAR points, by its row in table 1."""

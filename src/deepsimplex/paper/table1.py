@@ -46,12 +46,17 @@ def _show(
             for row in plan.rows
             if any((column, track, row) in found for column in plan.columns)
         ]
+        if track == "none" and measure == "auroc" and plan.family == "arpl":
+            rows += _best(plan.columns) if rows else []
         if rows:
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
             shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
             shown += f"score {plan.score} " if plan.score else "each by its own score "
             shown += "(published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
+    answered = {ROWS[row].answers for _, _, row in found}
+    for theirs in (name for name in printed if name in published.UNPRINTED and name in answered):
+        console.print(f"{theirs}: {published.UNPRINTED[theirs]}.")
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells = {_key(cell): cell for cell in measured}
     before = _measured_before(request, plan.named(name))
@@ -70,6 +75,14 @@ def _show(
     }
     request.record(plan.named(name), content)
     return content
+
+
+def _best(columns: tuple[str, ...]) -> list[list[str]]:
+    """The row of the best published numbers without background, if these columns have any."""
+    best = {c: published.BEST_WITHOUT_BACKGROUND.get(c) for c in columns}
+    if not any(best.values()):
+        return []
+    return [["best published", *(f"{b[0]} ({b[1]})" if b else "–" for b in best.values())]]
 
 
 def _measured(
