@@ -82,6 +82,7 @@ HOUSE = [
     "paper.requests",
     "paper.published",
     "paper.opensets",
+    "paper.charts",
     "paper.table1",
     "paper.rivals",
     "paper.closedset",

@@ -15,6 +15,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
 from deepsimplex.paper import opensets, published, rivals
 from deepsimplex.paper.readme import closed_set, update
+from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
 
 
@@ -25,6 +26,7 @@ def paper(*words):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Request, "draw", lambda *arguments: None)  # test_paper_charts.py draws
     return tmp_path
 
 
@@ -157,8 +159,43 @@ def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
     before = record(here, "table1")["cells"]
     elsewhere = ("--out", str(here / "other"), "--results", str(here / "runs/paper"))
     assert paper("table1", *words, "--epochs", "1", *elsewhere) == 0
-    assert "of 2 epochs stays" in capsys.readouterr().out
+    assert "of 2 epochs, 1 trials stays" in capsys.readouterr().out
     assert record(here, "table1")["cells"] == before
+
+
+def test_fewer_trials_are_not_recorded_over_more(here, capsys):
+    words = ("--quick", "--epochs", "1", "--rows", "softmax")
+    assert paper("table1", *words, "--trials", "2") == 0
+    before = record(here, "table1")["cells"]
+    assert paper("table1", *words, "--trials", "1") == 0
+    said = "of 1 epochs, 2 trials stays; 1 epochs, 1 trials are not recorded over it."
+    assert f"digits, softmax: the record's cell {said}" in capsys.readouterr().out
+    assert record(here, "table1")["cells"] == before
+
+
+def test_closed_takes_what_table1_has_recorded(here, capsys):
+    few_digits(here / "data")
+    words = ("--columns", "mnist", "--track", "none", "--epochs", "1", "--rows", "softmax,eq. 7")
+    words = (*words, "--data-root", str(here / "data"))
+    assert paper("table1", *words, "--trials", "1") == 0
+    from_table1 = json.loads((here / "results/paper-table1.json").read_text())
+    longer = {**from_table1["cells"][1], "recipe": "long"}
+    from_table1["cells"].append(longer)
+    (here / "results/paper-table1.json").write_text(json.dumps(from_table1))
+    away = ("--out", str(here / "away"))
+    assert paper("closed", *words[:-1], str(here / "none"), "--trials", "1", *away) == 0
+    found = json.loads((here / "results/paper-closed.json").read_text())
+    assert found["cells"] == from_table1["cells"]
+    assert (found["measure"], found["missing"]) == ("accuracy", {})
+    assert found["published"]["DSC"][0] == "99.8 ± 0.1"
+    assert "best published without background" not in found
+    assert found["taken from"]["record"] == "paper-table1.json"
+    assert found["taken from"]["environment"] == from_table1["environment"]
+    assert not (here / "away").exists()
+    assert "softmax" in capsys.readouterr().out
+    # More than table1 has is trained, and then there is no way around the data.
+    assert paper("closed", *words[:-1], str(here / "none"), "--trials", "2", *away) == 1
+    assert "none of mnist" in capsys.readouterr().err
 
 
 def test_the_recipes_by_name():

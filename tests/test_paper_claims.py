@@ -12,6 +12,7 @@ from deepsimplex.paper.requests import Request
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Request, "draw", lambda *arguments: None)  # test_paper_charts.py draws
     return tmp_path
 
 
@@ -178,7 +179,6 @@ def test_claims_without_records_name_the_command(here, capsys):
 def test_claims_of_quick_records(here, monkeypatch):
     monkeypatch.setenv("DEEPSIMPLEX_COMMIT", "tests")
     monkeypatch.setattr(drawings, "QUICK", 20)
-    monkeypatch.setattr(Request, "draw", lambda *arguments: None)
     words = ("--epochs", "1")
 
     def paper(*words):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from deepsimplex.paper import charts
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import clear
 from deepsimplex.simplex import Simplex, dot_products, squared_distances
@@ -61,6 +62,7 @@ def claims(request: Request) -> dict[str, Any]:
     table("The paper's claims", ("claim", "verdict", "because"), rows)
     content = {"claims": found}
     request.record("claims", content)
+    request.draw("claims", charts.claims(content))
     return content
 
 

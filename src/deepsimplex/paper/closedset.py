@@ -14,7 +14,7 @@ from deepsimplex.data.archives import load_official
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import method_row
-from deepsimplex.paper import published
+from deepsimplex.paper import charts, published
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Outcome, Study, conduct
 from deepsimplex.recipes import Recipe
@@ -86,6 +86,7 @@ def table2(
         "published": published.CLOSED,
     }
     request.record("table2", content)
+    request.draw("table2", charts.closed_sets(content, ROWS))
     return content
 
 

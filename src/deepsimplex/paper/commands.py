@@ -50,12 +50,12 @@ def table1(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
     rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
-    epochs: Epochs = None,
+    figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Open-set AUROC on six benchmarks (table 1)."""
     from deepsimplex.paper import table1 as study
 
-    request = _request(quick, device, data_root, out, results, None, 5, epochs)
+    request = _request(quick, device, data_root, out, results, figures, 5, epochs)
     study.table1(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
@@ -64,27 +64,27 @@ def closed(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
     rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
-    epochs: Epochs = None,
+    figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies of the same runs (appendix)."""
     from deepsimplex.paper import table1 as study
 
-    request = _request(quick, device, data_root, out, results, None, 5, epochs)
+    request = _request(quick, device, data_root, out, results, figures, 5, epochs)
     study.closed(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
 def table2(
     quick: Quick = False, columns: Columns = None, rows: Rows = None, device: Device = "auto",
-    data_root: Root = None, out: Out = RUNS, results: Results = None, seeds: Seeds = 3,
-    epochs: Epochs = None,
+    data_root: Root = None, out: Out = RUNS, results: Results = None, figures: Figures = None,
+    seeds: Seeds = 3, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies with ResNet-18 (table 2)."""
     from deepsimplex.paper import closedset
 
     _one_set(quick, columns)
     closedset.table2(
-        _request(quick, device, data_root, out, results, None, seeds, epochs),
+        _request(quick, device, data_root, out, results, figures, seeds, epochs),
         _chosen(rows, tuple(closedset.ROWS), "rows"),
         _chosen(columns, tuple(closedset.COLUMNS), "columns"),
     )
@@ -160,24 +160,25 @@ def dam(
 @paper_app.command()
 def rivals(
     quick: Quick = False, rows: Rows = None, device: Device = "auto", data_root: Root = None,
-    out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+    out: Out = RUNS, results: Results = None, figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Every method once, CIFAR-10's first split."""
     from deepsimplex.paper import rivals as study
     from deepsimplex.paper.opensets import EVERY
 
-    request = _request(quick, device, data_root, out, results, None, 1, epochs)
+    request = _request(quick, device, data_root, out, results, figures, 1, epochs)
     study.rivals(request, _chosen(rows, tuple(EVERY), "rows"))
 
 
 @paper_app.command()
 def claims(
     quick: Quick = False, device: Device = "auto", out: Out = RUNS, results: Results = None,
+    figures: Figures = None,
 ) -> None:  # fmt: skip
     """Every claim, judged from the records."""
     from deepsimplex.paper import claims as study
 
-    study.claims(_request(quick, device, None, out, results, None, 1, None))
+    study.claims(_request(quick, device, None, out, results, figures, 1, None))
 
 
 @paper_app.command()

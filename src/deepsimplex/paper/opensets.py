@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,21 +116,24 @@ Key = tuple[str, str, str]  # column, track, row
 Found = dict[Key, list[dict[str, Any]]]
 
 
-def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
+def results(
+    request: Request, plan: Plan, without: Collection[Any] = ()
+) -> tuple[Found, dict[str, str]]:
     """Records of all trials that can be run here, and why the others cannot.
 
-    Rows that no track has a place for are told; if nothing at all can be run, that is an error.
+    `without` are keys whose numbers are at hand. Rows that no track has a place for are told; if
+    there is nothing at all, that is an error.
     """
     where = pick_device(request.device)
     at_once = side_by_side(where)
     every = itertools.product(plan.columns, plan.tracks, plan.rows)
-    wanted = [key for key in every if fits(key[2], key[1])]
+    wanted = [key for key in every if fits(key[2], key[1]) and key not in without]
     _tell_misfits(plan)
     lacking, missing = _lacking({key[:2] for key in wanted}, plan, request.root)
     for place, why in missing.items():
         console.print(f"{place}: {why}")
     wanted = [key for key in wanted if key[:2] not in lacking]
-    if not wanted:
+    if not wanted and not without:
         raise _nothing(plan, missing)
     for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)

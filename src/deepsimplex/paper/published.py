@@ -62,6 +62,14 @@ CLOSED = {
 }
 
 
+def answer(printed: dict[str, tuple[Cell, ...]], row: str | None, column: str, track: str) -> Cell:
+    """The published cell of a row, in a column, if it stands in the same track."""
+    same = (row in WITH_BACKGROUND) == (track != "none")
+    if row is None or row not in printed or column not in COLUMNS or not same:
+        return None
+    return printed[row][COLUMNS.index(column)]
+
+
 def cell(value: Cell) -> str:
     if value is None:
         return "–"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from deepsimplex.paper import published
+from deepsimplex.paper import charts, published
 from deepsimplex.paper.opensets import EVERY, Plan, results
 from deepsimplex.paper.requests import Request
 from deepsimplex.runs import command
@@ -56,6 +56,7 @@ def rivals(request: Request, rows: tuple[str, ...] = tuple(EVERY)) -> dict[str, 
     order = [every[key] for key in itertools.product(plan.tracks, EVERY) if key in every]
     content = {"column": column, "family": "arpl", "trial": 0, "rows": order, "missing": missing}
     request.record("rivals", content)
+    request.draw("rivals", charts.rivals(content))
     return content
 
 
@@ -71,10 +72,7 @@ def _measured_before(request: Request) -> dict[tuple[str, str], Any]:
 
 def _line(track: str, row: str, record: dict[str, Any], column: str) -> dict[str, Any]:
     answers = EVERY[row].answers
-    same = (answers in published.WITH_BACKGROUND) == (track != "none")
-    theirs = None
-    if answers in published.AUROC and column in published.COLUMNS and same:
-        theirs = published.AUROC[answers][published.COLUMNS.index(column)]
+    theirs = published.answer(published.AUROC, answers, column, track)
     far = theirs is not None and abs(100 * record["auroc"] - theirs[0]) > FAR
     return {
         "row": row,

@@ -4,14 +4,18 @@ leaves the others of its record be.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from deepsimplex import tables
-from deepsimplex.paper import published
-from deepsimplex.paper.opensets import ROWS, Plan, results
+from deepsimplex.paper import charts, published
+from deepsimplex.paper.opensets import ROWS, Plan, recipe_for, results
 from deepsimplex.paper.requests import Request
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table
+
+Key = tuple[str | None, ...]  # column, background, row, recipe, detector
+Cells = dict[Key, dict[str, Any]]
 
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
@@ -20,8 +24,8 @@ def table1(request: Request, plan: Plan) -> dict[str, Any]:
 
 
 def closed(request: Request, plan: Plan) -> dict[str, Any]:
-    """Closed-set accuracies of the same runs."""
-    return _show(request, plan, "closed", "accuracy", published.ACCURACY)
+    """Closed-set accuracies of the same runs; those in table1's record are taken from there."""
+    return _show(request, plan, "closed", "accuracy", published.ACCURACY, taken="table1")
 
 
 def _show(
@@ -30,51 +34,111 @@ def _show(
     name: str,
     measure: str,
     printed: dict[str, tuple[published.Cell, ...]],
+    taken: str | None = None,
 ) -> dict[str, Any]:
     plan = plan.on_digits() if request.quick else plan
-    found, missing = results(request, plan)
-    for track in plan.tracks:
-        title = "without background" if track == "none" else f"background {track}"
-        rows = [
-            [
-                row,
-                *(
-                    _cell(found.get((c, track, row)), measure, printed, c, track, row)
-                    for c in plan.columns
-                ),
-            ]
-            for row in plan.rows
-            if any((column, track, row) in found for column in plan.columns)
-        ]
-        if track == "none" and measure == "auroc" and plan.family == "arpl":
-            rows += _best(plan.columns) if rows else []
-        if rows:
-            shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
-            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
-            shown += f"score {plan.score} " if plan.score else "each by its own score "
-            shown += "(published, under other protocols)"
-            table(shown, ("", *plan.columns), rows)
-    answered = {ROWS[row].answers for _, _, row in found}
-    for theirs in (name for name in printed if name in published.UNPRINTED and name in answered):
-        console.print(f"{theirs}: {published.UNPRINTED[theirs]}.")
+    given = {} if taken is None else _recorded(request, plan.named(taken))
+    cells = {key: given[key] for key in _wanted(plan) if _enough(given.get(key), request, plan)}
+    found, missing = results(request, plan, without={key[:3] for key in cells})
     measured = (_measured(key, records, plan) for key, records in found.items())
-    cells = {_key(cell): cell for cell in measured}
-    before = _measured_before(request, plan.named(name))
-    for key in [k for k in cells if k in before and before[k]["epochs"] > cells[k]["epochs"]]:
-        kept = f"{key[0]}, {key[2]}: the record's cell of {before[key]['epochs']} epochs stays"
-        console.print(f"{kept}; {cells.pop(key)['epochs']} are not recorded over it.")
+    cells |= {_key(cell): cell for cell in measured}
+    _print(plan, measure, printed, cells)
+    joined = _joined(_recorded(request, plan.named(name)), given, tell=False)
     content = {
         "measure": measure,
         "family": plan.family,
         "trials": plan.trials,
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": list((before | cells).values()),
+        "cells": list(_joined(joined, cells, tell=True).values()),
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
-        "best published without background": published.BEST_WITHOUT_BACKGROUND,
     }
+    if measure == "auroc":
+        content["best published without background"] = published.BEST_WITHOUT_BACKGROUND
+    if given and taken is not None:
+        before = request.recorded(plan.named(taken))
+        about = {"record": f"paper-{request.named(plan.named(taken))}.json"}
+        content["taken from"] = about | {"environment": before["environment"]}
     request.record(plan.named(name), content)
+    request.draw(plan.named(name), charts.open_sets(content))
     return content
+
+
+def _wanted(plan: Plan) -> list[Key]:
+    every = itertools.product(plan.columns, plan.tracks, plan.rows)
+    return [(*key, plan.recipe, plan.score) for key in every]
+
+
+def _enough(cell: dict[str, Any] | None, request: Request, plan: Plan) -> bool:
+    """Whether a cell has the epochs and the trials that are asked for."""
+    if cell is None:
+        return False
+    asked = recipe_for(cell["row"], cell["column"], 0, request.epochs, plan.recipe).epochs
+    return _weight(cell) >= (asked, plan.trials)
+
+
+def _weight(cell: dict[str, Any]) -> tuple[int, int]:
+    return cell["epochs"], len(cell["auroc"]["values"])
+
+
+def _joined(before: Cells, cells: Cells, tell: bool) -> Cells:
+    """Both, new over old; but fewer epochs, or of as many fewer trials, are not put over more."""
+    joined = dict(before)
+    for key, cell in cells.items():
+        old, new = (_weight(before[key]) if key in before else (0, 0)), _weight(cell)
+        if old <= new:
+            joined[key] = cell
+        elif tell:
+            console.print(
+                f"{key[0]}, {key[2]}: the record's cell of {old[0]} epochs, {old[1]} trials stays; "
+                f"{new[0]} epochs, {new[1]} trials are not recorded over it."
+            )
+    return joined
+
+
+def _recorded(request: Request, name: str) -> Cells:
+    """Cells of the record that stands there."""
+    before = request.recorded(name) or {"cells": []}
+    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
+
+
+def _key(cell: dict[str, Any]) -> Key:
+    return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
+
+
+def _print(
+    plan: Plan, measure: str, printed: dict[str, tuple[published.Cell, ...]], cells: Cells
+) -> None:
+    """A table a track: ours, and in brackets the published cell of the row it answers."""
+    for track in plan.tracks:
+        rows = []
+        for row in plan.rows:
+            line = [cells.get((c, track, row, plan.recipe, plan.score)) for c in plan.columns]
+            if any(line):
+                rows.append([row, *(_text(cell, measure, printed) for cell in line)])
+        if rows and track == "none" and measure == "auroc" and plan.family == "arpl":
+            rows += _best(plan.columns)
+        if rows:
+            title = "without background" if track == "none" else f"background {track}"
+            shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
+            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
+            shown += f"score {plan.score} " if plan.score else "each by its own score "
+            shown += "(published, under other protocols)"
+            table(shown, ("", *plan.columns), rows)
+    answered = {ROWS[cell["row"]].answers for cell in cells.values()}
+    for theirs in (name for name in printed if name in published.UNPRINTED and name in answered):
+        console.print(f"{theirs}: {published.UNPRINTED[theirs]}.")
+
+
+def _text(
+    cell: dict[str, Any] | None, measure: str, printed: dict[str, tuple[published.Cell, ...]]
+) -> str:
+    if cell is None:
+        return "–"
+    answers = ROWS[cell["row"]].answers
+    theirs = published.answer(printed, answers, cell["column"], cell["background"])
+    ours = tables.spread(cell[measure])
+    return f"{ours} ({published.cell(theirs)})" if theirs else ours
 
 
 def _best(columns: tuple[str, ...]) -> list[list[str]]:
@@ -111,33 +175,3 @@ def _by_score(records: list[dict[str, Any]]) -> dict[str, float]:
     """Mean AUROC by each score of the method, and the detector's, of the same trainings."""
     every = [record["auroc_by_score"] for record in records]
     return {name: sum(one[name] for one in every) / len(every) for name in every[0]}
-
-
-def _key(cell: dict[str, Any]) -> tuple[str | None, ...]:
-    return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
-
-
-def _measured_before(request: Request, name: str) -> dict[tuple[str | None, ...], Any]:
-    """Cells of the record that stands there: a command for some cells leaves the others be."""
-    before = request.recorded(name) or {"cells": []}
-    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
-
-
-def _cell(
-    records: list[dict[str, Any]] | None,
-    measure: str,
-    printed: dict[str, tuple[published.Cell, ...]],
-    column: str,
-    track: str,
-    row: str,
-) -> str:
-    """Ours, and in brackets the published cell of the row it answers, in the same track."""
-    if not records:
-        return "–"
-    ours = tables.spread(tables.summary(records, (measure,))[measure])
-    theirs = ROWS[row].answers
-    if column not in published.COLUMNS or theirs not in printed:
-        return ours
-    if (theirs in published.WITH_BACKGROUND) != (track != "none"):
-        return ours
-    return f"{ours} ({published.cell(printed[theirs][published.COLUMNS.index(column)])})"
