@@ -172,7 +172,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _figure(title: str, panels: Sequence[Panel], rows: Sequence[str], width: float = 2.4) -> Figure:
     tracks = list(dict.fromkeys(dot.track for panel in panels for dot in panel.dots))
-    wide = 2.0 + width * len(panels)
+    wide = max(5.4, 2.0 + width * len(panels))
     figure = Figure(figsize=(wide, 1.5 + 0.34 * len(rows)), layout="constrained")
     every = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     heights = _heights([dot for panel in panels for dot in panel.dots], rows)

@@ -46,7 +46,8 @@ def claims(request: Request) -> dict[str, Any]:
     for claim in CLAIMS:
         missing = [name for name in claim.needs if records[name] is None]
         if missing:
-            command = ", ".join(f"deepsimplex paper {name}" for name in missing)
+            quick = " --quick" if request.quick else ""
+            command = ", ".join(f"deepsimplex paper {name}{quick}" for name in missing)
             judged = Judgement("not measured", f"run {command}")
         else:
             judged = claim.judge(records)

@@ -122,8 +122,9 @@ def _print(
             title = "without background" if track == "none" else f"background {track}"
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
             shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
-            shown += f"score {plan.score} " if plan.score else "each by its own score "
-            shown += "(published, under other protocols)"
+            shown += f"score {plan.score}" if plan.score else "each by its own score"
+            if plan.columns != ("digits",):
+                shown += " (published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
     answered = {ROWS[cell["row"]].answers for cell in cells.values()}
     for theirs in (name for name in printed if name in published.UNPRINTED and name in answered):
