@@ -13,7 +13,7 @@ from deepsimplex import engine
 from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
-from deepsimplex.paper import opensets, published, rivals
+from deepsimplex.paper import opensets, published, rivals, table1
 from deepsimplex.paper.readme import closed_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
@@ -370,6 +370,17 @@ def test_every_published_row_has_its_reason():
     assert set(rivals.REASONS) == set(published.AUROC)
     assert {e.answers for e in opensets.ROWS.values()} - {None} == set(published.AUROC)
     assert {e.method for e in opensets.EVERY.values()} == set(METHODS)
+
+
+def test_a_number_that_was_never_printed_is_told(capsys):
+    plan = opensets.Plan(columns=("cifar10",), tracks=("cifar100",), rows=("energy",))
+    key = ("cifar10", "cifar100", "energy", "common", None)
+    names = ("column", "background", "row", "recipe", "detector")
+    cell = dict(zip(names, key, strict=True)) | {"auroc": {"mean": 0.9, "sd": None}}
+    table1._print(plan, "auroc", published.AUROC, {key: cell})
+    out = capsys.readouterr().out
+    assert "90.0 (93.3)" in out
+    assert "Energy: commented out in the source of the paper's table, so never printed." in out
 
 
 def test_published_rows_fit_the_columns():

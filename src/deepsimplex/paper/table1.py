@@ -127,8 +127,9 @@ def _print(
                 shown += " (published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
     answered = {ROWS[cell["row"]].answers for cell in cells.values()}
-    for theirs in (name for name in printed if name in published.UNPRINTED and name in answered):
-        console.print(f"{theirs}: {published.UNPRINTED[theirs]}.")
+    for theirs, why in published.UNPRINTED.items():
+        if theirs in answered and theirs in printed and plan.columns != ("digits",):
+            console.print(f"{theirs}: {why}.")
 
 
 def _text(
