@@ -82,6 +82,8 @@ HOUSE = [
     "paper.requests",
     "paper.published",
     "paper.opensets",
+    "paper.charts",
+    "paper.table1",
     "paper.rivals",
     "paper.closedset",
     "paper.readme",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from deepsimplex import engine
 from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
-from deepsimplex.paper import opensets, published, rivals
-from deepsimplex.paper.readme import update
+from deepsimplex.paper import opensets, published, rivals, table1
+from deepsimplex.paper.readme import closed_set, update
+from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
 
 
@@ -24,6 +26,7 @@ def paper(*words):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Request, "draw", lambda *arguments: None)  # test_paper_charts.py draws
     return tmp_path
 
 
@@ -32,13 +35,20 @@ def record(folder, name):
 
 
 def test_table1_and_closed_share_their_runs(here, monkeypatch, capsys):
-    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax,eq. 7")
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax,eq. 7,oe,softmax")
     assert paper("table1", *words) == 0
     found = record(here, "table1")
     assert [(c["column"], c["background"], c["row"]) for c in found["cells"]] == [
         ("digits", "none", "softmax"),
         ("digits", "none", "eq. 7"),
+        ("digits", "photographs", "eq. 7"),
+        ("digits", "photographs", "oe"),
     ]
+    assert all(len(c["auroc"]["values"]) == 1 for c in found["cells"])
+    assert {c["recipe"] for c in found["cells"]} == {"digits"}
+    out = capsys.readouterr().out
+    assert "without background, 1 arpl trials, digits recipe" in out
+    assert "background photographs, 1 arpl trials, digits recipe" in out
     assert 0 < found["cells"][0]["auroc"]["mean"] < 1
     assert found["quick"]
     assert found["published"]["DSC"][1] == "93.8 ± 0.3"
@@ -47,6 +57,33 @@ def test_table1_and_closed_share_their_runs(here, monkeypatch, capsys):
     assert paper("closed", *words) == 0
     assert record(here, "closed")["measure"] == "accuracy"
     assert "softmax" in capsys.readouterr().out
+
+
+def test_quick_keeps_to_the_track(here, capsys):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "eq. 7,oe")
+    assert paper("table1", *words, "--track", "none") == 0
+    assert [(c["background"], c["row"]) for c in record(here, "table1")["cells"]] == [
+        ("none", "eq. 7")
+    ]
+    assert "Not in track none: oe, which need a background." in capsys.readouterr().out
+    for track in ("cifar100", "photographs"):
+        out = ("--out", str(here / track), "--track", track)
+        assert paper("closed", *words, *out) == 0
+        found = json.loads((here / track / "paper-closed-quick.json").read_text())
+        assert {c["background"] for c in found["cells"]} == {"photographs"}
+    assert paper("table1", "--track", "photographs") == 1
+    assert "a track among none, cifar100;" in capsys.readouterr().err
+
+
+def test_a_run_without_cells_says_why(here, capsys):
+    assert paper("table1", "--quick", "--rows", "oe,energy", "--track", "none") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("deepsimplex: expected rows with a place in track none; got oe, energy")
+    assert error.count("\n") == 1
+    for table in ("table1", "closed", "table2"):
+        assert paper(table, "--quick", "--columns", "mnist") == 1
+        assert "expected --quick or --columns; got both, 'mnist'" in capsys.readouterr().err
+    assert not list(here.iterdir())
 
 
 def test_a_command_for_some_cells_leaves_the_others_be(here):
@@ -83,14 +120,85 @@ def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     )
 
 
+def test_openmax_is_scored_as_its_published_row(here):
+    words = ("--quick", "--epochs", "1", "--rows", "openmax")
+    assert paper("table1", *words, "--trials", "1") == 0
+    (neal,) = record(here, "table1")["cells"]
+    assert (neal["detector"], neal["score"]) == (None, "neal")
+    assert neal["auroc"]["mean"] == neal["auroc by score"]["neal"]
+    assert neal["auroc by score"]["neal"] != neal["auroc by score"]["openmax"]
+    assert paper("rivals", *words) == 0
+    assert record(here, "rivals")["rows"][0]["score"] == "neal"
+    assert paper("closed", *words, "--trials", "1") == 0
+    assert record(here, "closed")["cells"][0]["score"] == "neal"
+    assert paper("table1", *words, "--trials", "1", "--score", "openmax") == 0
+    before, asked = record(here, "table1")["cells"]
+    assert before == neal
+    assert (asked["detector"], asked["score"]) == ("openmax", "openmax")
+    assert asked["auroc by score"] == neal["auroc by score"]
+
+
+def test_other_splits_have_a_record_of_their_own(here, capsys):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax")
+    assert paper("table1", *words) == 0
+    before = record(here, "table1")
+    assert paper("table1", *words, "--splits", "neal") == 0
+    assert record(here, "table1") == before
+    found = record(here, "table1-neal")
+    assert (before["family"], found["family"]) == ("arpl", "neal")
+    assert len(found["cells"]) == 1
+    for wrong in ("foo", "arpl,neal", ""):
+        for table in ("table1", "closed"):
+            elsewhere = ("--out", str(here / "new"), "--splits", wrong)
+            assert paper(table, *words, *elsewhere) == 1
+            said = f"expected splits among arpl, neal; got {wrong!r}; choose"
+            assert capsys.readouterr().err == f"deepsimplex: {said}\n"
+    assert not (here / "new").exists()
+
+
 def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
     words = ("--quick", "--trials", "1", "--rows", "softmax")
     assert paper("table1", *words, "--epochs", "2") == 0
     before = record(here, "table1")["cells"]
     elsewhere = ("--out", str(here / "other"), "--results", str(here / "runs/paper"))
     assert paper("table1", *words, "--epochs", "1", *elsewhere) == 0
-    assert "of 2 epochs stays" in capsys.readouterr().out
+    assert "of 2 epochs, 1 trials stays" in capsys.readouterr().out
     assert record(here, "table1")["cells"] == before
+
+
+def test_fewer_trials_are_not_recorded_over_more(here, capsys):
+    words = ("--quick", "--epochs", "1", "--rows", "softmax")
+    assert paper("table1", *words, "--trials", "2") == 0
+    before = record(here, "table1")["cells"]
+    assert paper("table1", *words, "--trials", "1") == 0
+    said = "of 1 epochs, 2 trials stays; 1 epochs, 1 trials are not recorded over it."
+    assert f"digits, softmax: the record's cell {said}" in capsys.readouterr().out
+    assert record(here, "table1")["cells"] == before
+
+
+def test_closed_takes_what_table1_has_recorded(here, capsys):
+    few_digits(here / "data")
+    words = ("--columns", "mnist", "--track", "none", "--epochs", "1", "--rows", "softmax,eq. 7")
+    words = (*words, "--data-root", str(here / "data"))
+    assert paper("table1", *words, "--trials", "1") == 0
+    from_table1 = json.loads((here / "results/paper-table1.json").read_text())
+    longer = {**from_table1["cells"][1], "recipe": "long"}
+    from_table1["cells"].append(longer)
+    (here / "results/paper-table1.json").write_text(json.dumps(from_table1))
+    away = ("--out", str(here / "away"))
+    assert paper("closed", *words[:-1], str(here / "none"), "--trials", "1", *away) == 0
+    found = json.loads((here / "results/paper-closed.json").read_text())
+    assert found["cells"] == from_table1["cells"]
+    assert (found["measure"], found["missing"]) == ("accuracy", {})
+    assert found["published"]["DSC"][0] == "99.8 ± 0.1"
+    assert "best published without background" not in found
+    assert found["taken from"]["record"] == "paper-table1.json"
+    assert found["taken from"]["environment"] == from_table1["environment"]
+    assert not (here / "away").exists()
+    assert "softmax" in capsys.readouterr().out
+    # More than table1 has is trained, and then there is no way around the data.
+    assert paper("closed", *words[:-1], str(here / "none"), "--trials", "2", *away) == 1
+    assert "none of mnist" in capsys.readouterr().err
 
 
 def test_the_recipes_by_name():
@@ -110,14 +218,55 @@ def test_the_recipes_by_name():
 
 
 def test_a_column_without_data_says_how_to_get_it(here, capsys):
-    words = ("--columns", "svhn", "--track", "none", "--trials", "1")
-    assert paper("table1", *words, "--data-root", str(here / "none")) == 0
-    out = capsys.readouterr().out
-    assert "svhn: expected" in out
-    assert "data get svhn" in out
+    few_digits(here / "data")
+    words = ("--track", "none", "--trials", "1", "--epochs", "1", "--rows", "softmax")
+    words = (*words, "--data-root", str(here / "data"))
+    assert paper("table1", "--columns", "svhn,tinyimagenet", *words) == 1
+    said = capsys.readouterr()
+    assert "svhn: expected" in said.out
+    assert "data get svhn" in said.out
+    assert said.err.startswith("deepsimplex: expected data of one column or more; got none of svhn")
+    assert paper("table2", "--columns", "cifar10", "--data-root", str(here / "data")) == 1
+    assert "got none of cifar10; get them" in capsys.readouterr().err
+    assert not (here / "results").exists()
+    assert paper("table1", "--columns", "svhn,mnist", *words) == 0
     found = json.loads((here / "results/paper-table1.json").read_text())
-    assert found["cells"] == []
-    assert "svhn" in found["missing"]
+    assert [cell["column"] for cell in found["cells"]] == ["mnist"]
+    assert list(found["missing"]) == ["svhn"]
+
+
+def few_digits(root):
+    """A few images of each digit where MNIST's official files lie."""
+    folder = root / "MNIST/raw"
+    folder.mkdir(parents=True)
+    for stem, count in (("train", 200), ("t10k", 100)):
+        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            (folder / f"{stem}-{kind}-ubyte").write_bytes(head + array.tobytes())
+
+
+def test_a_missing_background_leaves_the_other_track(here, capsys):
+    few_digits(here / "data")
+    words = ("--columns", "mnist", "--trials", "1", "--epochs", "1", "--rows", "eq. 7,softmax")
+    assert paper("table1", *words, "--data-root", str(here / "data")) == 0
+    out = capsys.readouterr().out
+    assert [line.split() for line in out.splitlines() if line.startswith("best")] == [
+        ["best", "published", "99.7", "(ARPL+CS,", "2021)"]
+    ]
+    found = json.loads((here / "results/paper-table1.json").read_text())
+    assert [(c["background"], c["row"]) for c in found["cells"]] == [
+        ("none", "eq. 7"),
+        ("none", "softmax"),
+    ]
+    assert list(found["missing"]) == ["mnist, background cifar100"]
+    assert "data get cifar100" in found["missing"]["mnist, background cifar100"]
+    assert "mnist, background cifar100: expected" in out
+    # A row that has no use for a background misses none.
+    assert paper("table1", *words[:-1], "softmax", "--data-root", str(here / "data")) == 0
+    found = json.loads((here / "results/paper-table1.json").read_text())
+    assert found["missing"] == {}
 
 
 def test_bad_names_are_refused(here, capsys):
@@ -144,11 +293,33 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert list(found) == ["softmax", "dsc", "dsc-softmax"]
     for cell in found.values():
         assert cell["screened"][f"{cell['rate']:g}"] == max(cell["screened"].values())
+        assert list(cell["screened"]) == ["0.09", "0.3", "0.9"]
     screens = [study for study in seen if study.name.endswith("screen")]
     final = [study for study in seen if not study.name.endswith("screen")]
     assert len(screens) == 9
     assert all(set(study.look) == {"held"} for study in screens)
     assert all(len(study.images) > len(screens[0].images) for study in final)
+
+
+def test_table2_marks_a_rate_at_the_edge(here, monkeypatch, capsys):
+    """A better one may lie beyond."""
+    from deepsimplex.paper import closedset
+
+    def chosen(request, rows, *rest):
+        best = dict(zip(rows, closedset.RATES, strict=True))
+        return {row: {r: float(r == best[row]) for r in closedset.RATES} for row in rows}
+
+    monkeypatch.setattr(closedset, "_choose", chosen)
+    words = ("--quick", "--seeds", "1", "--epochs", "1", "--rows", "softmax,dsc,dsc-softmax")
+    assert paper("table2", *words) == 0
+    cells = record(here, "table2")["cells"]
+    assert [(c["rate"], c["edge"]) for c in cells] == [(0.09, True), (0.3, False), (0.9, True)]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in lines if line.startswith(("softmax ", "dsc"))] == [
+        ["0.09,", "edge"],
+        ["0.3", f"{100 * cells[1]['accuracy']['mean']:.1f}"],
+        ["0.9,", "edge"],
+    ]
 
 
 def test_table2_for_some_cells_leaves_the_others_be(here):
@@ -169,12 +340,18 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
     assert paper("rivals", *words) == 0
     found = record(here, "rivals")
-    assert [line["row"] for line in found["rows"]] == ["softmax", "cac", "center"]  # oe needs some
+    assert [(line["background"], line["row"]) for line in found["rows"]] == [
+        ("none", "softmax"),
+        ("none", "cac"),
+        ("none", "center"),
+        ("photographs", "oe"),
+    ]
     assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
+    assert "background photographs, digits recipe" in capsys.readouterr().out
     assert paper("rivals", "--quick", "--epochs", "1", "--rows", "eq. 4,cac") == 0
     again = record(here, "rivals")["rows"]
-    assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center"]
-    assert (again[1], again[3]) == (found["rows"][0], found["rows"][2])
+    assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center", "eq. 4", "oe"]
+    assert [again[i] for i in (1, 3, 5)] == [found["rows"][i] for i in (0, 2, 3)]
     fields = {"trainings at once": 1, "seconds": 1.0, "commit": "x", "score": "s", "method": "m"}
     fields |= dict.fromkeys(("epochs", "seed", "accuracy", "oscr", "fpr95", "auroc_by_score"), 0)
     near, far = (
@@ -186,6 +363,7 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
     simplex = fields | {"auroc": 0.5}
     assert rivals._line("none", "eq. 4", simplex, "cifar10")["published"] is None
     assert rivals._line("cifar100", "eq. 4", simplex, "cifar10")["published"] == (93.8, 0.3)
+    assert "never printed" in rivals._line("cifar100", "energy", simplex, "cifar10")["why"]
     assert rivals._line("none", "arpl", simplex, "cifar10")["why"] is None
 
 
@@ -195,9 +373,22 @@ def test_every_published_row_has_its_reason():
     assert {e.method for e in opensets.EVERY.values()} == set(METHODS)
 
 
+def test_a_number_that_was_never_printed_is_told(capsys):
+    plan = opensets.Plan(columns=("cifar10",), tracks=("cifar100",), rows=("energy",))
+    key = ("cifar10", "cifar100", "energy", "common", None)
+    names = ("column", "background", "row", "recipe", "detector")
+    cell = dict(zip(names, key, strict=True)) | {"auroc": {"mean": 0.9, "sd": None}}
+    table1._print(plan, "auroc", published.AUROC, {key: cell})
+    out = capsys.readouterr().out
+    assert "90.0 (93.3)" in out
+    assert "Energy: commented out in the source of the paper's table, so never printed." in out
+
+
 def test_published_rows_fit_the_columns():
     for rows in (published.AUROC, published.ACCURACY):
         assert all(len(cells) == len(published.COLUMNS) for cells in rows.values())
+    assert set(published.WITH_BACKGROUND) | set(published.UNPRINTED) <= set(published.AUROC)
+    assert published.AUROC["Energy"][1] == (93.3, None)
     assert published.cell(None) == "–"
     assert published.cell((81.6, None)) == "81.6"
 
@@ -207,151 +398,25 @@ def test_readme_shows_what_the_records_say():
     assert update(root / "README.md", root / "results") == (root / "README.md").read_text()
 
 
+def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
+    cells = [
+        {"column": c, "row": r, "epochs": 9, "accuracy": {"mean": 0.5, "sd": None}}
+        for c in ("cifar10", "mnist")
+        for r in ("dsc", "softmax")
+    ]
+    (tmp_path / "paper-table2.json").write_text(json.dumps({"cells": cells}))
+    lines = closed_set(tmp_path).splitlines()
+    assert lines[0] == "| accuracy in % | cifar10, 9 epochs | mnist, 9 epochs |"
+    assert lines[-2:] == [
+        "| the paper's DSC | 95.9 | 99.7 |",
+        "| the paper's softmax | 94.4 | 99.4 |",
+    ]
+
+
 def test_readme_without_its_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("# nothing\n")
     with pytest.raises(DeepSimplexError, match="training speed"):
         update(tmp_path / "README.md", tmp_path)
-
-
-def cell(*values):
-    return {"values": list(values), "mean": sum(values) / len(values), "sd": 0.01}
-
-
-def closed(row, *values, epochs=40):
-    return {"column": "mnist", "row": row, "epochs": epochs, "accuracy": cell(*values)}
-
-
-def made_records():
-    """Records in which every claim holds."""
-    even = {u: {"accuracy": cell(0.78)} for u in ("1", "5", "32", "64", "100", "150", "200")}
-    near = {"dog": "cat", "truck": "automobile"}
-    rows = [("softmax", "none", 0.90), ("eq. 4", "none", 0.92), ("eq. 4", "cifar100", 0.95)]
-    return {
-        "radius": {"cells": {"literal": even, "literal-clipped": even}},
-        "embeddings": {
-            "losses": {
-                "eq. 4": {"train_spread": 0.1, "test_spread": 0.2},
-                "eq. 7": {"train_spread": 0.2, "test_spread": 0.3},
-            }
-        },
-        "imbalance": {"lost": {"softmax": [0.5, 0.6, 0.55], "eq. 4": [0.2, 0.21, 0.25]}},
-        "semantic": {
-            "published": {"nearest": near},
-            "methods": {"DSC": [{"nearest": near}] * 5, "softmax": [{"nearest": near}] * 5},
-        },
-        "table1": {
-            "cells": [
-                {
-                    "column": "cifar10", "row": row, "background": track, "recipe": "common",
-                    "detector": None,
-                    "auroc": cell(level, level + 0.011, level - 0.01),
-                }
-                for row, track, level in rows
-            ]
-        },
-        "table2": {
-            "cells": [
-                closed("dsc", 0.99, 0.991), closed("softmax", 0.97, 0.971),
-                closed("triplet", 0.5, 0.51),
-            ]
-        },
-    }  # fmt: skip
-
-
-def judged(folder, records):
-    for name, record in records.items():
-        (folder / f"paper-{name}.json").write_text(json.dumps(record))
-    assert run(["paper", "claims", "--results", str(folder), "--device", "cpu"]) == 0
-    found = json.loads((folder / "paper-claims.json").read_text())["claims"]
-    return {f["claim"]: f["verdict"] for f in found}
-
-
-def test_claims_that_hold(here):
-    verdicts = judged(here, made_records())
-    assert len(verdicts) == 9
-    assert all(verdict.startswith("holds") for verdict in verdicts.values()), verdicts
-
-
-def test_claims_that_do_not(here):
-    records = made_records()
-    records["radius"]["cells"]["literal"] = {"64": {"accuracy": None}}
-    records["radius"]["cells"]["literal-clipped"]["200"] = {"accuracy": cell(0.7)}
-    records["embeddings"]["losses"]["eq. 7"] = {"train_spread": 0.05, "test_spread": 0.05}
-    records["imbalance"]["lost"]["eq. 4"] = [0.5, 0.7, 0.4]
-    records["semantic"]["methods"]["DSC"] = [{"nearest": {"dog": "frog", "truck": "cat"}}] * 5
-    records["table1"]["cells"][1]["auroc"] = cell(0.80, 0.81, 0.79)
-    records["table2"]["cells"][0]["accuracy"] = cell(0.96, 0.98)
-    verdicts = judged(here, records)
-    assert verdicts.pop("no hyper-parameter") == "holds only with the loss at unit radius"
-    assert verdicts.pop("better than softmax, open set") == "holds only with a background set"
-    assert verdicts.pop("Euclid and cosine agree").startswith("holds")
-    assert verdicts.pop("background helps") == "holds"
-    assert set(verdicts.values()) == {"does not hold"}
-
-
-def test_claims_that_hold_in_part(here):
-    records = made_records()
-    records["embeddings"]["losses"]["eq. 7"]["test_spread"] = 0.1
-    records["semantic"]["methods"]["softmax"] = [{"nearest": {"dog": "frog", "truck": "cat"}}] * 5
-    verdicts = judged(here, records)
-    assert verdicts["compact classes"] == "holds only with training images"
-    assert verdicts["semantic embeddings of unseen classes"] == "holds"
-    assert judged(here, made_records())["semantic embeddings of unseen classes"] == (
-        "holds for every loss"
-    )
-
-
-def test_claims_compare_rows_of_one_recipe(here):
-    """A long training of one row alone proves nothing; of both, it is judged beside the common."""
-    records = made_records()
-    cells = records["table1"]["cells"]
-    claim = "better than softmax, open set"
-
-    def long(row, *values):
-        return {**cells[0], "row": row, "recipe": "long", "auroc": cell(*values)}
-
-    softmax = long("softmax", 0.97, 0.975, 0.98)
-    for extra, verdict in (
-        ([softmax], "holds"),  # though it beats the common eq. 4
-        ([softmax, long("eq. 4", 0.98, 0.986, 0.989)], "holds"),
-        ([softmax, long("eq. 4", 0.96, 0.97, 0.972)], "does not hold"),
-        ([softmax, long("eq. 4", 0.98, 0.986)], "holds"),  # by the trials that both have
-    ):
-        for order in (cells + extra, extra + cells):
-            assert judged(here, records | {"table1": {"cells": order}})[claim] == verdict
-    told = json.loads((here / "paper-claims.json").read_text())["claims"]
-    because = next(c["because"] for c in told if c["claim"] == claim)
-    assert "cifar10 (common) 92.0 against 90.0" in because
-    assert "cifar10 (long) 98.3 against 97.2" in because
-    assert judged(here, records | {"table1": {"cells": [softmax, *cells[1:]]}})[claim] == (
-        "not measured"
-    )
-
-
-def test_claims_leave_rows_scored_by_a_detector_out(here):
-    records = made_records()
-    cells = records["table1"]["cells"]
-    better = {**cells[0], "row": "softmax", "detector": "joined", "auroc": cell(0.99, 0.99, 0.99)}
-    for order in ([*cells, better], [better, *cells]):
-        verdicts = judged(here, records | {"table1": {"cells": order}})
-        assert verdicts["better than softmax, open set"] == "holds"
-
-
-def test_claims_compare_the_longest_closed_trainings_that_both_have(here):
-    records = made_records()
-    cells = records["table2"]["cells"]
-    claim = "better than softmax, closed set"
-    for extra, verdict in (
-        ([closed("softmax", 0.995, 0.996, epochs=200)], "holds"),  # there is no such dsc
-        ([closed(row, v, v, epochs=9) for row, v in (("dsc", 0.5), ("softmax", 0.6))], "holds"),
-        ([closed(row, v, v, epochs=99) for row, v in (("dsc", 0.5), ("softmax", 0.6))], None),
-        ([closed(row, v, epochs=99) for row, v in (("dsc", 0.6), ("softmax", 0.5))], None),
-    ):
-        found = judged(here, records | {"table2": {"cells": cells + extra}})
-        assert found[claim] == (verdict or "does not hold")
-    told = json.loads((here / "paper-claims.json").read_text())["claims"]
-    because = next(c["because"] for c in told if c["claim"] == claim)
-    assert because == "mnist 60.0 against 50.0, one seed"
 
 
 def test_a_study_mirrors_where_its_recipe_does(tmp_path):
@@ -362,19 +427,3 @@ def test_a_study_mirrors_where_its_recipe_does(tmp_path):
         study = Study(f"mirror-{mirror}", images, labels, ["a", "b", "c"], plan, look)
         (outcome,) = conduct([study], tmp_path, "cpu")
         assert np.allclose(*outcome.outputs.values(), atol=1e-6) == mirror
-
-
-def test_claims_are_not_judged_without_their_rows(here):
-    records = made_records()
-    records["table1"]["cells"] = records["table1"]["cells"][:1]
-    records["table2"]["cells"] = records["table2"]["cells"][1:]
-    verdicts = judged(here, records)
-    for claim in ("better than softmax, open set", "background helps"):
-        assert verdicts[claim] == "not measured"
-    assert verdicts["better than softmax, closed set"] == "not measured"
-
-
-def test_claims_without_records_name_the_command(here, capsys):
-    verdicts = judged(here, {})
-    assert [v for v in verdicts.values() if v != "not measured"] == ["holds for the decision"]
-    assert "deepsimplex paper radius" in capsys.readouterr().out

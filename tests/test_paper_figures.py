@@ -9,6 +9,7 @@ from deepsimplex import engine
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import drawings, semantic
 from deepsimplex.paper.requests import Request
+from deepsimplex.paper.studies import clear
 
 COMMANDS = {
     "simplex": drawings.simplex,
@@ -152,6 +153,20 @@ def test_verdicts_follow_from_the_numbers():
     assert "no clear difference" in even
     one = drawings.verdicts({"good": [0.1], "softmax": [0.2]}, "softmax")
     assert "one seed decides nothing" in one[1]
+
+
+def test_what_is_clear_is_what_scipy_says_of_pairs():
+    from scipy.stats import ttest_rel
+
+    random = np.random.default_rng(0)
+    found = []
+    for shift in (-1.5, 0.0, 0.8, 1.5) * 10:
+        ours, theirs = random.normal(shift, 1, 6), random.normal(0, 1, 6)
+        p = ttest_rel(ours, theirs).pvalue
+        found.append(clear(ours - theirs))
+        assert found[-1] == (np.sign((ours - theirs).mean()) if p < 0.05 else 0)
+    assert set(found) == {-1, 0, 1}
+    assert clear(np.array([3.0])) == 0
 
 
 def test_parts_are_numbered_in_the_order_asked(tmp_path):

@@ -26,7 +26,9 @@ Seeds = Annotated[int, typer.Option(min=1, help="Trainings of each kind.")]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Instead of the command's own.")]
 Splits = Annotated[str, typer.Option(help="arpl or neal.")]
 Columns = Annotated[str | None, typer.Option(help="Benchmarks, comma-separated; all if not given.")]
-Track = Annotated[str | None, typer.Option(help="none or cifar100; both if not given.")]
+Track = Annotated[
+    str | None, typer.Option(help="none or cifar100 (quick: photographs); both if not given.")
+]
 Rows = Annotated[str | None, typer.Option(help="Rows, comma-separated; all if not given.")]
 Trials = Annotated[int, typer.Option(min=1, max=5, help="How many splits.")]
 Scored = Annotated[
@@ -48,13 +50,13 @@ def table1(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
     rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
-    epochs: Epochs = None,
+    figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Open-set AUROC on six benchmarks (table 1)."""
-    from deepsimplex.paper import opensets
+    from deepsimplex.paper import table1 as study
 
-    request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.table1(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    request = _request(quick, device, data_root, out, results, figures, 5, epochs)
+    study.table1(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
@@ -62,26 +64,27 @@ def closed(
     quick: Quick = False, splits: Splits = "arpl", columns: Columns = None, track: Track = None,
     rows: Rows = None, trials: Trials = 5, recipe: Recipes = "common", score: Scored = None,
     device: Device = "auto", data_root: Root = None, out: Out = RUNS, results: Results = None,
-    epochs: Epochs = None,
+    figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies of the same runs (appendix)."""
-    from deepsimplex.paper import opensets
+    from deepsimplex.paper import table1 as study
 
-    request = _request(quick, device, data_root, out, results, None, 5, epochs)
-    opensets.closed(request, _plan(splits, columns, track, rows, trials, recipe, score))
+    request = _request(quick, device, data_root, out, results, figures, 5, epochs)
+    study.closed(request, _plan(quick, splits, columns, track, rows, trials, recipe, score))
 
 
 @paper_app.command()
 def table2(
     quick: Quick = False, columns: Columns = None, rows: Rows = None, device: Device = "auto",
-    data_root: Root = None, out: Out = RUNS, results: Results = None, seeds: Seeds = 3,
-    epochs: Epochs = None,
+    data_root: Root = None, out: Out = RUNS, results: Results = None, figures: Figures = None,
+    seeds: Seeds = 3, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Closed-set accuracies with ResNet-18 (table 2)."""
     from deepsimplex.paper import closedset
 
+    _one_set(quick, columns)
     closedset.table2(
-        _request(quick, device, data_root, out, results, None, seeds, epochs),
+        _request(quick, device, data_root, out, results, figures, seeds, epochs),
         _chosen(rows, tuple(closedset.ROWS), "rows"),
         _chosen(columns, tuple(closedset.COLUMNS), "columns"),
     )
@@ -157,24 +160,25 @@ def dam(
 @paper_app.command()
 def rivals(
     quick: Quick = False, rows: Rows = None, device: Device = "auto", data_root: Root = None,
-    out: Out = RUNS, results: Results = None, epochs: Epochs = None,
+    out: Out = RUNS, results: Results = None, figures: Figures = None, epochs: Epochs = None,
 ) -> None:  # fmt: skip
     """Every method once, CIFAR-10's first split."""
     from deepsimplex.paper import rivals as study
     from deepsimplex.paper.opensets import EVERY
 
-    request = _request(quick, device, data_root, out, results, None, 1, epochs)
+    request = _request(quick, device, data_root, out, results, figures, 1, epochs)
     study.rivals(request, _chosen(rows, tuple(EVERY), "rows"))
 
 
 @paper_app.command()
 def claims(
     quick: Quick = False, device: Device = "auto", out: Out = RUNS, results: Results = None,
+    figures: Figures = None,
 ) -> None:  # fmt: skip
     """Every claim, judged from the records."""
     from deepsimplex.paper import claims as study
 
-    study.claims(_request(quick, device, None, out, results, None, 1, None))
+    study.claims(_request(quick, device, None, out, results, figures, 1, None))
 
 
 @paper_app.command()
@@ -212,6 +216,7 @@ def _request(
 
 
 def _plan(
+    quick: bool,
     family: str,
     columns: str | None,
     track: str | None,
@@ -220,26 +225,41 @@ def _plan(
     recipe: str,
     score: str | None,
 ) -> Any:
+    from deepsimplex.data.background import PHOTOGRAPHS
+    from deepsimplex.data.protocols import FAMILIES
     from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
     from deepsimplex.recipes import BENCHMARK_RECIPES
 
+    _one_set(quick, columns)
     return Plan(
-        family,
+        _one(family, FAMILIES, "splits"),
         _chosen(columns, COLUMNS, "columns"),
-        _chosen(track, TRACKS, "a track"),
+        _chosen(track, (*TRACKS, PHOTOGRAPHS) if quick else TRACKS, "a track"),
         _chosen(rows, tuple(ROWS), "rows"),
         trials,
-        _chosen(recipe, tuple(BENCHMARK_RECIPES), "a recipe")[0],
+        _one(recipe, tuple(BENCHMARK_RECIPES), "a recipe"),
         score,
     )
 
 
-def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
+def _one_set(quick: bool, columns: str | None) -> None:
     from deepsimplex.errors import DeepSimplexError
 
+    if quick and columns is not None:
+        raise DeepSimplexError(
+            "--quick or --columns", f"both, {columns!r}", "the quick version is on digits"
+        )
+
+
+def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
     wanted = tuple(part.strip() for part in given.split(",")) if given else among
-    for name in wanted:
-        if name not in among:
-            raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(name), "choose")
-    return wanted
+    return tuple(dict.fromkeys(_one(name, among, what) for name in wanted))
+
+
+def _one(given: str, among: tuple[str, ...], what: str) -> str:
+    from deepsimplex.errors import DeepSimplexError
+
+    if given not in among:
+        raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(given), "choose")
+    return given

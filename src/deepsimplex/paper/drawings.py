@@ -32,7 +32,7 @@ from deepsimplex.metrics import compactness
 from deepsimplex.model import Model
 from deepsimplex.paper.panels import centres_of, planar_figure, simplex_figure
 from deepsimplex.paper.requests import Request
-from deepsimplex.paper.studies import Outcome, Study, conduct
+from deepsimplex.paper.studies import Outcome, Study, clear, conduct
 from deepsimplex.recipes import Recipe, benchmark_recipe, digits_recipe
 from deepsimplex.terminal import console, percent, table
 
@@ -315,19 +315,14 @@ def verdicts(lost: dict[str, list[float]], control: str) -> list[str]:
 
     Paired by seed; called clear where 0 lies outside Student's 95 % interval of the mean.
     """
-    from scipy.special import stdtrit
-
+    words = {1: f"less than {control}", 0: "no clear difference", -1: f"more than {control}"}
     base = np.array(lost[control])
     lines = [f"{control}: the cut class loses {_mean_sd(lost[control])} points."]
     for title, values in lost.items():
         if title == control:
             continue
         less, n = base - np.array(values), len(values)
-        said = "no clear difference"
-        if n < 2:
-            said = "one seed decides nothing"
-        elif abs(less.mean()) > stdtrit(n - 1, 0.975) * less.std(ddof=1) / math.sqrt(n):
-            said = f"{'less' if less.mean() > 0 else 'more'} than {control}"
+        said = words[clear(less)] if n > 1 else "one seed decides nothing"
         lines.append(
             f"{title}: it loses {_mean_sd(values)} points, {_mean_sd(less)} less than under "
             f"{control}, less in {(less > 0).sum()} of {n} seeds: {said}."

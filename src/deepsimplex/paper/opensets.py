@@ -1,8 +1,8 @@
-"""`table1` and `closed`: the open-set tables, from one set of runs.
+"""The trainings behind the open-set tables: columns × tracks × rows × trials.
 
 Rows are methods, columns the six benchmarks. The tracks without and with a background set stand
-apart. A column whose data are missing says how to get them. Every trial has its run folder, so
-the command goes on where it stopped, and `closed` reads what `table1` has trained.
+apart. Every trial has its run folder, so a command goes on where it stopped, and one reads what
+another has trained.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from deepsimplex import compare, tables
-from deepsimplex.data.background import Background, load_background
+from deepsimplex import compare
+from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, splits
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
@@ -25,8 +25,7 @@ from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import BENCHMARK_RECIPES, Recipe, digits_recipe
 from deepsimplex.research import KEEP, check_scored
-from deepsimplex.runs import command
-from deepsimplex.terminal import console, table, training
+from deepsimplex.terminal import console, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Entry:
 
     method: str
     answers: str | None = None
+    score: str | None = None  # of the method's own, where that row was scored by another
 
 
 ROWS = {
@@ -48,7 +48,7 @@ ROWS = {
     "eq. 7 turned": Entry("dsc-turned", "DSC"),
     "authors' code": Entry("dsc-authors", "DSC"),
     "softmax": Entry("softmax", "Softmax"),
-    "openmax": Entry("openmax", "OpenMax"),
+    "openmax": Entry("openmax", "OpenMax", score="neal"),
     "g-openmax": Entry("g-openmax", "G-OpenMax"),
     "c2ae": Entry("c2ae", "C2AE"),
     "cac": Entry("cac", "CAC"),
@@ -61,7 +61,7 @@ ROWS = {
     "arpl-cs": Entry("arpl-cs"),
     "objectosphere": Entry("objectosphere", "Objectosphere"),
     "entropic": Entry("entropic"),
-    "energy": Entry("energy"),
+    "energy": Entry("energy", "Energy"),
     "oe": Entry("oe"),
     "background-class": Entry("background-class"),
 }
@@ -82,142 +82,74 @@ class Plan:
     tracks: tuple[str, ...] = TRACKS
     rows: tuple[str, ...] = tuple(ROWS)
     trials: int = 5
-    recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES
-    score: str | None = None  # a detector's, instead of each method's own
+    recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES; of digits "digits"
+    score: str | None = None  # for all rows, instead of each row's own
 
+    def scored(self, row: str) -> str | None:
+        """By what a row is scored; None is the method's default."""
+        return self.score or EVERY[row].score
 
-def table1(request: Request, plan: Plan) -> dict[str, Any]:
-    """AUROC of every row and column, ours beside published."""
-    return _show(request, plan, "table1", "auroc", published.AUROC)
+    def named(self, table: str) -> str:
+        """The record's name: ARPL's splits are the tables', others stand beside them."""
+        return table if self.family == "arpl" else f"{table}-{self.family}"
 
+    def on_digits(self) -> Plan:
+        """The quick version: the same rows on digits, two trials at most.
 
-def closed(request: Request, plan: Plan) -> dict[str, Any]:
-    """Closed-set accuracies of the same runs."""
-    return _show(request, plan, "closed", "accuracy", published.ACCURACY)
-
-
-def _show(
-    request: Request,
-    plan: Plan,
-    name: str,
-    measure: str,
-    printed: dict[str, tuple[published.Cell, ...]],
-) -> dict[str, Any]:
-    if request.quick:
-        if plan.recipe != "common":
+        The background is what `compare digits` takes, patches of photographs.
+        """
+        if self.recipe != "common":
             raise DeepSimplexError(
-                "--quick or a --recipe", f"both, {plan.recipe!r}", "the quick version is on digits"
+                "--quick or a --recipe", f"both, {self.recipe!r}", "the quick version is on digits"
             )
-        plan = dataclasses.replace(
-            plan, columns=("digits",), tracks=("none",), trials=min(2, plan.trials)
+        tracks = dict.fromkeys("none" if t == "none" else PHOTOGRAPHS for t in self.tracks)
+        return dataclasses.replace(
+            self,
+            columns=("digits",),
+            tracks=tuple(tracks),
+            trials=min(2, self.trials),
+            recipe="digits",
         )
-    found, missing = results(request, plan)
-    for track in plan.tracks:
-        title = "without background" if track == "none" else f"background {track}"
-        rows = [
-            [
-                row,
-                *(
-                    _cell(found.get((c, track, row)), measure, printed, c, track, row)
-                    for c in plan.columns
-                ),
-            ]
-            for row in plan.rows
-            if any((column, track, row) in found for column in plan.columns)
-        ]
-        if rows:
-            shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
-            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
-            shown += f"score {plan.score} " if plan.score else "each by its own score "
-            shown += "(published, under other protocols)"
-            table(shown, ("", *plan.columns), rows)
-    for column, why in missing.items():
-        console.print(f"{column}: {why}")
-    measured = (_measured(key, records, plan) for key, records in found.items())
-    cells = {_key(cell): cell for cell in measured}
-    before = _measured_before(request, name, plan)
-    for key in [k for k in cells if k in before and before[k]["epochs"] > cells[k]["epochs"]]:
-        kept = f"{key[0]}, {key[2]}: the record's cell of {before[key]['epochs']} epochs stays"
-        console.print(f"{kept}; {cells.pop(key)['epochs']} are not recorded over it.")
-    content = {
-        "measure": measure,
-        "family": plan.family,
-        "trials": plan.trials,
-        "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": list((before | cells).values()),
-        "missing": missing,
-        "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
-        "best published without background": published.BEST_WITHOUT_BACKGROUND,
-    }
-    request.record(name, content)
-    return content
 
 
-def _measured(
-    key: tuple[str, str, str], records: list[dict[str, Any]], plan: Plan
-) -> dict[str, Any]:
-    """A cell of the record: its numbers, and what they come from."""
-    column, track, row = key
-    return {
-        "column": column,
-        "background": track,
-        "row": row,
-        "recipe": plan.recipe,
-        "detector": plan.score,
-        "method": ROWS[row].method,
-        "score": records[0]["score"],
-        "epochs": records[0]["epochs"],
-        **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
-        "auroc by score": _by_score(records),
-        "seconds": [record["seconds"] for record in records],
-        "commits": sorted({str(record["commit"]) for record in records}),
-        "command": command(),
-    }
+Key = tuple[str, str, str]  # column, track, row
+Found = dict[Key, list[dict[str, Any]]]
 
 
-def _by_score(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean AUROC by each score of the method, and the detector's, of the same trainings."""
-    every = [record["auroc_by_score"] for record in records]
-    return {name: sum(one[name] for one in every) / len(every) for name in every[0]}
+def results(
+    request: Request, plan: Plan, without: Collection[Any] = ()
+) -> tuple[Found, dict[str, str]]:
+    """Records of all trials that can be run here, and why the others cannot.
 
-
-def _key(cell: dict[str, Any]) -> tuple[str | None, ...]:
-    return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
-
-
-def _measured_before(request: Request, name: str, plan: Plan) -> dict[tuple[str | None, ...], Any]:
-    """Cells of the record that stands there: a command for some cells leaves the others be."""
-    before = request.recorded(name)
-    if before is None or before["family"] != plan.family:
-        return {}
-    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
-
-
-Found = dict[tuple[str, str, str], list[dict[str, Any]]]
-
-
-def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
-    """Records of all trials that can be run here, and why the others cannot."""
+    `without` are keys whose numbers are at hand. Rows that no track has a place for are told; if
+    there is nothing at all, that is an error.
+    """
     where = pick_device(request.device)
     at_once = side_by_side(where)
-    found: Found = {}
-    missing: dict[str, str] = {}
-    possible = [c for c in plan.columns if not _lacks(c, plan, request.root, missing)]
-    for column, row in itertools.product(possible, plan.rows):
+    every = itertools.product(plan.columns, plan.tracks, plan.rows)
+    wanted = [key for key in every if fits(key[2], key[1]) and key not in without]
+    _tell_misfits(plan)
+    lacking, missing = _lacking({key[:2] for key in wanted}, plan, request.root)
+    for place, why in missing.items():
+        console.print(f"{place}: {why}")
+    wanted = [key for key in wanted if key[:2] not in lacking]
+    if not wanted and not without:
+        raise _nothing(plan, missing)
+    for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)
-    count = len(possible) * plan.trials * sum(fits(r, t) for r in plan.rows for t in plan.tracks)
+    found: Found = {key: [] for key in wanted}
 
-    with training("Training", trainings=count) as begin:
+    with training("Training", trainings=len(wanted) * plan.trials) as begin:
 
         def job(
             track: str, number: int, row: str, group: dict[str, Trial]
         ) -> Generator[None, None, None]:
             """One training for all columns that ask for the same one."""
-            donor = None
+            donor, score = None, plan.scored(row)
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                name += f"-{plan.recipe}" if plan.recipe != "common" else ""
-                name += f"-{plan.score}" if plan.score else ""
+                name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
+                name += f"-{score}" if score else ""
                 folder = request.runs("opensets") / name
                 record = yield from compare.running(
                     trial,
@@ -225,37 +157,28 @@ def results(request: Request, plan: Plan) -> tuple[Found, dict[str, str]]:
                     folder,
                     where,
                     keep=KEEP,
-                    score=plan.score,
+                    score=score,
                     at_once=at_once,
                     donor=donor,
                     report=begin(f"{column}, {row}, trial {number}"),
                 )
-                found.setdefault((column, track, row), []).append(record)
+                found[column, track, row].append(record)
                 donor = donor or folder
 
         def jobs() -> Iterator[Generator[None, None, None]]:
-            for columns in _alike(possible, plan.family):
-                for track, number in itertools.product(plan.tracks, range(plan.trials)):
-                    group = {
-                        column: benchmark_trial(
-                            column,
-                            plan.family,
-                            number,
-                            request.root,
-                            background=_background(track, column, request.root),
-                        )
-                        for column in columns
-                    }
+            for columns, track in itertools.product(_alike(plan), plan.tracks):
+                here = [c for c in columns if any(key[:2] == (c, track) for key in wanted)]
+                for number in range(plan.trials):
+                    trials = {c: _trial(c, track, number, plan.family, request.root) for c in here}
                     for row in plan.rows:
-                        if fits(row, track):
+                        group = {c: t for c, t in trials.items() if (c, track, row) in found}
+                        if group:
                             yield job(track, number, row, group)
 
         drive(jobs(), where, at_once=at_once)
-    order = itertools.product(possible, plan.tracks, plan.rows)
-    in_order = {
-        key: sorted(found[key], key=lambda record: record["seed"]) for key in order if key in found
-    }
-    return in_order, missing
+    for records in found.values():
+        records.sort(key=lambda record: record["seed"])
+    return found, missing
 
 
 def _check_score(column: str, row: str, plan: Plan) -> None:
@@ -263,7 +186,7 @@ def _check_score(column: str, row: str, plan: Plan) -> None:
     about = BENCHMARKS[column]
     shape = about.channels, about.size, about.size
     count = len(splits(plan.family, column)[0]["known"])
-    check_scored(recipe_for(row, column, 0, None), shape, count, plan.score)
+    check_scored(recipe_for(row, column, 0, None, plan.recipe), shape, count, plan.scored(row))
 
 
 def fits(row: str, track: str) -> bool:
@@ -272,11 +195,34 @@ def fits(row: str, track: str) -> bool:
     return not about.needs_background if track == "none" else about.uses_background
 
 
-def _alike(columns: list[str], family: str) -> list[list[str]]:
+def _tell_misfits(plan: Plan) -> None:
+    """Rows without a place in any track that is asked for, and why."""
+    alone = [row for row in plan.rows if not any(fits(row, track) for track in plan.tracks)]
+    needy = [row for row in alone if method_row(EVERY[row].method).needs_background]
+    others = [row for row in alone if row not in needy]
+    for rows, why in ((needy, "need a background"), (others, "have no use for a background")):
+        if rows:
+            console.print(f"Not in track {', '.join(plan.tracks)}: {', '.join(rows)}, which {why}.")
+
+
+def _nothing(plan: Plan, missing: dict[str, str]) -> DeepSimplexError:
+    """Why there is not a single cell, in one line."""
+    if missing:
+        return DeepSimplexError(
+            "data of one column or more", f"none of {', '.join(missing)}", "get them as said above"
+        )
+    return DeepSimplexError(
+        f"rows with a place in track {', '.join(plan.tracks)}",
+        ", ".join(plan.rows),
+        "choose another --track, or leave it out",
+    )
+
+
+def _alike(plan: Plan) -> list[list[str]]:
     """Columns with the same known classes in every trial, together: they can share models."""
     groups: dict[Any, list[str]] = {}
-    for column in columns:
-        known = json.dumps([trial["known"] for trial in splits(family, column)])
+    for column in plan.columns:
+        known = json.dumps([trial["known"] for trial in splits(plan.family, column)])
         groups.setdefault((BENCHMARKS[column].known, known), []).append(column)
     return list(groups.values())
 
@@ -294,15 +240,34 @@ def recipe_for(
     return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
 
 
-def _lacks(column: str, plan: Plan, root: Path, missing: dict[str, str]) -> bool:
-    """Note what a column lacks; True if it cannot be run."""
-    try:
-        for track in plan.tracks:
-            _background(track, column, root)
-        benchmark_trial(column, plan.family, 0, root)
-    except DeepSimplexError as error:
-        missing[column] = str(error)
-    return column in missing
+def _lacking(
+    places: set[tuple[str, str]], plan: Plan, root: Path
+) -> tuple[set[tuple[str, str]], dict[str, str]]:
+    """Of these columns and tracks, those whose data are not here; and why, in words."""
+    lacking: set[tuple[str, str]] = set()
+    missing: dict[str, str] = {}
+    for column in plan.columns:
+        splits(plan.family, column)  # a family that there is not is no missing data
+        tracks = [track for track in plan.tracks if (column, track) in places]
+        try:
+            if tracks:
+                benchmark_trial(column, plan.family, 0, root)
+        except DeepSimplexError as error:
+            lacking |= {(column, track) for track in tracks}
+            missing[column] = str(error)
+            continue
+        for track in tracks:
+            try:
+                _background(track, column, root)
+            except DeepSimplexError as error:
+                lacking.add((column, track))
+                missing[f"{column}, background {track}"] = str(error)
+    return lacking, missing
+
+
+def _trial(column: str, track: str, number: int, family: str, root: Path) -> Trial:
+    background = _background(track, column, root)
+    return benchmark_trial(column, family, number, root, background=background)
 
 
 def _background(track: str, column: str, root: Path) -> Background | None:
@@ -312,26 +277,6 @@ def _background(track: str, column: str, root: Path) -> Background | None:
     return load_background(
         track, root, against=about.known, size=about.size, channels=about.channels
     )
-
-
-def _cell(
-    records: list[dict[str, Any]] | None,
-    measure: str,
-    printed: dict[str, tuple[published.Cell, ...]],
-    column: str,
-    track: str,
-    row: str,
-) -> str:
-    """Ours, and in brackets the published cell of the row it answers, in the same track."""
-    if not records:
-        return "–"
-    ours = tables.spread(tables.summary(records, (measure,))[measure])
-    theirs = ROWS[row].answers
-    if column not in published.COLUMNS or theirs not in printed:
-        return ours
-    if (theirs in published.WITH_BACKGROUND) != (track != "none"):
-        return ours
-    return f"{ours} ({published.cell(printed[theirs][published.COLUMNS.index(column)])})"
 
 
 def _slug(name: str) -> str:

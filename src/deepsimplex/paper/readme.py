@@ -131,6 +131,9 @@ def closed_set(results: Path) -> str:
         ]
         for row in dict.fromkeys(row for _, row, _ in cells)
     ]
+    for theirs, label in (("DSC", "the paper's DSC"), ("Softmax", "the paper's softmax")):
+        printed = published.CLOSED[theirs]
+        rows.append([label, *(str(printed.get(column, "–")) for column, _ in columns)])
     heading = ["accuracy in %", *(f"{column}, {epochs} epochs" for column, epochs in columns)]
     return _markdown(heading, rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -136,3 +137,17 @@ def _read(study: Study, folder: Path) -> Outcome:
         record["commit"],
         record["failed"],
     )
+
+
+def clear(differences: np.ndarray) -> int:
+    """The sign of the mean of paired differences if 0 lies outside Student's 95 % interval, else 0.
+
+    One difference decides nothing.
+    """
+    from scipy.special import stdtrit
+
+    n = len(differences)
+    if n < 2:
+        return 0
+    bound = stdtrit(n - 1, 0.975) * differences.std(ddof=1) / math.sqrt(n)
+    return int(np.sign(differences.mean())) if abs(differences.mean()) > bound else 0

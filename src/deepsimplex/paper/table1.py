@@ -1,0 +1,179 @@
+"""`table1` and `closed`: the open-set tables, from one set of runs; a command for some cells
+leaves the others of its record be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from deepsimplex import tables
+from deepsimplex.paper import charts, published
+from deepsimplex.paper.opensets import ROWS, Plan, recipe_for, results
+from deepsimplex.paper.requests import Request
+from deepsimplex.runs import command
+from deepsimplex.terminal import console, table
+
+Key = tuple[str | None, ...]  # column, background, row, recipe, detector
+Cells = dict[Key, dict[str, Any]]
+
+
+def table1(request: Request, plan: Plan) -> dict[str, Any]:
+    """AUROC of every row and column, ours beside published."""
+    return _show(request, plan, "table1", "auroc", published.AUROC)
+
+
+def closed(request: Request, plan: Plan) -> dict[str, Any]:
+    """Closed-set accuracies of the same runs; those in table1's record are taken from there."""
+    return _show(request, plan, "closed", "accuracy", published.ACCURACY, taken="table1")
+
+
+def _show(
+    request: Request,
+    plan: Plan,
+    name: str,
+    measure: str,
+    printed: dict[str, tuple[published.Cell, ...]],
+    taken: str | None = None,
+) -> dict[str, Any]:
+    plan = plan.on_digits() if request.quick else plan
+    given = {} if taken is None else _recorded(request, plan.named(taken))
+    cells = {key: given[key] for key in _wanted(plan) if _enough(given.get(key), request, plan)}
+    found, missing = results(request, plan, without={key[:3] for key in cells})
+    measured = (_measured(key, records, plan) for key, records in found.items())
+    cells |= {_key(cell): cell for cell in measured}
+    _print(plan, measure, printed, cells)
+    joined = _joined(_recorded(request, plan.named(name)), given, tell=False)
+    content = {
+        "measure": measure,
+        "family": plan.family,
+        "trials": plan.trials,
+        "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
+        "cells": list(_joined(joined, cells, tell=True).values()),
+        "missing": missing,
+        "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
+    }
+    if measure == "auroc":
+        content["best published without background"] = published.BEST_WITHOUT_BACKGROUND
+    if given and taken is not None:
+        before = request.recorded(plan.named(taken))
+        about = {"record": f"paper-{request.named(plan.named(taken))}.json"}
+        content["taken from"] = about | {"environment": before["environment"]}
+    request.record(plan.named(name), content)
+    request.draw(plan.named(name), charts.open_sets(content))
+    return content
+
+
+def _wanted(plan: Plan) -> list[Key]:
+    every = itertools.product(plan.columns, plan.tracks, plan.rows)
+    return [(*key, plan.recipe, plan.score) for key in every]
+
+
+def _enough(cell: dict[str, Any] | None, request: Request, plan: Plan) -> bool:
+    """Whether a cell has the epochs and the trials that are asked for."""
+    if cell is None:
+        return False
+    asked = recipe_for(cell["row"], cell["column"], 0, request.epochs, plan.recipe).epochs
+    return _weight(cell) >= (asked, plan.trials)
+
+
+def _weight(cell: dict[str, Any]) -> tuple[int, int]:
+    return cell["epochs"], len(cell["auroc"]["values"])
+
+
+def _joined(before: Cells, cells: Cells, tell: bool) -> Cells:
+    """Both, new over old; but fewer epochs, or of as many fewer trials, are not put over more."""
+    joined = dict(before)
+    for key, cell in cells.items():
+        old, new = (_weight(before[key]) if key in before else (0, 0)), _weight(cell)
+        if old <= new:
+            joined[key] = cell
+        elif tell:
+            console.print(
+                f"{key[0]}, {key[2]}: the record's cell of {old[0]} epochs, {old[1]} trials stays; "
+                f"{new[0]} epochs, {new[1]} trials are not recorded over it."
+            )
+    return joined
+
+
+def _recorded(request: Request, name: str) -> Cells:
+    """Cells of the record that stands there."""
+    before = request.recorded(name) or {"cells": []}
+    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
+
+
+def _key(cell: dict[str, Any]) -> Key:
+    return tuple(cell[name] for name in ("column", "background", "row", "recipe", "detector"))
+
+
+def _print(
+    plan: Plan, measure: str, printed: dict[str, tuple[published.Cell, ...]], cells: Cells
+) -> None:
+    """A table a track: ours, and in brackets the published cell of the row it answers."""
+    for track in plan.tracks:
+        rows = []
+        for row in plan.rows:
+            line = [cells.get((c, track, row, plan.recipe, plan.score)) for c in plan.columns]
+            if any(line):
+                rows.append([row, *(_text(cell, measure, printed) for cell in line)])
+        if rows and track == "none" and measure == "auroc" and plan.family == "arpl":
+            rows += _best(plan.columns)
+        if rows:
+            title = "without background" if track == "none" else f"background {track}"
+            shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
+            shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
+            shown += f"score {plan.score}" if plan.score else "each by its own score"
+            if plan.columns != ("digits",):
+                shown += " (published, under other protocols)"
+            table(shown, ("", *plan.columns), rows)
+    answered = {ROWS[cell["row"]].answers for cell in cells.values()}
+    for theirs, why in published.UNPRINTED.items():
+        if theirs in answered and theirs in printed and plan.columns != ("digits",):
+            console.print(f"{theirs}: {why}.")
+
+
+def _text(
+    cell: dict[str, Any] | None, measure: str, printed: dict[str, tuple[published.Cell, ...]]
+) -> str:
+    if cell is None:
+        return "–"
+    answers = ROWS[cell["row"]].answers
+    theirs = published.answer(printed, answers, cell["column"], cell["background"])
+    ours = tables.spread(cell[measure])
+    return f"{ours} ({published.cell(theirs)})" if theirs else ours
+
+
+def _best(columns: tuple[str, ...]) -> list[list[str]]:
+    """The row of the best published numbers without background, if these columns have any."""
+    best = {c: published.BEST_WITHOUT_BACKGROUND.get(c) for c in columns}
+    if not any(best.values()):
+        return []
+    return [["best published", *(f"{b[0]} ({b[1]})" if b else "–" for b in best.values())]]
+
+
+def _measured(
+    key: tuple[str, str, str], records: list[dict[str, Any]], plan: Plan
+) -> dict[str, Any]:
+    """A cell of the record: its numbers, and what they come from."""
+    column, track, row = key
+    return {
+        "column": column,
+        "background": track,
+        "row": row,
+        "recipe": plan.recipe,
+        "detector": plan.score,
+        "method": ROWS[row].method,
+        "score": records[0]["score"],
+        "epochs": records[0]["epochs"],
+        **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
+        "auroc by score": _by_score(records),
+        "seconds": [record["seconds"] for record in records],
+        "commits": sorted({str(record["commit"]) for record in records}),
+        "command": command(),
+    }
+
+
+def _by_score(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean AUROC by each score of the method, and the detector's, of the same trainings."""
+    every = [record["auroc_by_score"] for record in records]
+    return {name: sum(one[name] for one in every) / len(every) for name in every[0]}
