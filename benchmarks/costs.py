@@ -1,17 +1,19 @@
 """The cost of each method in trainings of softmax, from a record of `compare`.
 
-    deepsimplex compare digits --methods all --trials 2
+    deepsimplex compare digits --methods all --trials 3
     python benchmarks/costs.py results/compare-digits-arpl-all.json
 
 Writes src/deepsimplex/methods/costs.json, which `deepsimplex methods` shows: whole trainings with
-all their stages, calibration and test, one after another on an idle machine; the faster of the
-trials, since the first training of a process also starts libraries up.
+all their stages, calibration and test, one after another on an idle machine; the median of the
+trials, since the first training of a process also starts libraries up. Two runs of one method
+differ by a tenth or two.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 
 from deepsimplex.methods import METHODS
@@ -26,7 +28,8 @@ def main() -> None:
     args = parser.parse_args()
     record = json.loads(args.record.read_text())
     seconds = {
-        name: min(run["seconds"] for run in runs) for name, runs in record["methods"].items()
+        name: statistics.median(run["seconds"] for run in runs)
+        for name, runs in record["methods"].items()
     }
     missing = [name for name in METHODS if name not in seconds]
     if missing:
