@@ -101,7 +101,12 @@ def test_claims_that_hold_in_part(here):
     records = made_records()
     records["embeddings"]["losses"]["eq. 7"]["test_spread"] = 0.1
     records["semantic"]["methods"]["softmax"] = [{"nearest": {"dog": "frog", "truck": "cat"}}] * 5
+    records["radius"]["cells"]["literal"] = {"1": {"accuracy": None}}
+    records["radius"]["recipe"] = {"clip": 1.0, "epochs": 9}
     verdicts = judged(here, records)
+    assert verdicts["no hyper-parameter"] == (
+        "holds only with the loss at unit radius and clipped gradients"
+    )
     assert verdicts["compact classes"] == "holds only with training images"
     assert verdicts["semantic embeddings of unseen classes"] == "holds"
     assert judged(here, made_records())["semantic embeddings of unseen classes"] == (
