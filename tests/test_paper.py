@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from deepsimplex.paper import opensets, published, rivals, table1
 from deepsimplex.paper.readme import closed_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
+from deepsimplex.recipes import BENCHMARK_RECIPES
 
 
 def paper(*words):
@@ -199,6 +201,15 @@ def test_closed_takes_what_table1_has_recorded(here, capsys):
     # More than table1 has is trained, and then there is no way around the data.
     assert paper("closed", *words[:-1], str(here / "none"), "--trials", "2", *away) == 1
     assert "none of mnist" in capsys.readouterr().err
+
+
+def test_help_names_every_recipe(capsys):
+    assert paper("table1", "--help") == 0
+    told = capsys.readouterr().out
+    told = " ".join(told[told.index("--recipe") : told.index("--score")].split())
+    told = told.replace("- ", "-")  # broken at a hyphen
+    for name in BENCHMARK_RECIPES:
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", told), name
 
 
 def test_the_recipes_by_name():

@@ -198,8 +198,8 @@ def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 def published_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The strongest published softmax baseline as its authors' code has it (Vaze et al. 2022).
 
-    600 epochs, their RandAugment before crops and mirrors, SGD without Nesterov's step, decay
-    1e-4, 20 epochs of warming up, then three half cosines; no clipping, the last epoch.
+    600 epochs, their RandAugment (at CIFAR's strength) before crops and mirrors, SGD without
+    Nesterov's step, decay 1e-4, 20 epochs of warming up, then three half cosines; no clipping.
     """
     return dataclasses.replace(
         benchmark_recipe(method, f"strong+{augment}".removesuffix("+none"), seed),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from deepsimplex.paper import published
-from deepsimplex.paper.opensets import EVERY, recipe_for
+from deepsimplex.paper.opensets import EVERY, label, shortened
 from deepsimplex.paper.requests import COLOURS
 from deepsimplex.recipes import BENCHMARK_RECIPES
 
@@ -60,12 +60,13 @@ def open_sets(record: dict[str, Any]) -> Figure:
     for column in _columns(cells):
         dots = []
         for cell in (cell for cell in cells if cell["column"] == column):
-            row, track = _label(cell), cell["background"]
+            row, track = label(cell), cell["background"]
             theirs = published.answer(printed, EVERY[cell["row"]].answers, column, track)
-            dots.append(_ours(row, track, cell[measure], _short(cell)))
+            note = f"epochs: {cell['epochs']}" if shortened(cell) else ""
+            dots.append(_ours(row, track, cell[measure], note))
             dots += [Dot(row, track, *theirs, ours=False)] if theirs else []
         panels.append(Panel(column, dots, best[column][0] if column in best else None))
-    rows = list(dict.fromkeys(_label(cell) for cell in sorted(cells, key=_order)))
+    rows = list(dict.fromkeys(label(cell) for cell in sorted(cells, key=_order)))
     trials = sorted({len(cell[measure]["values"]) for cell in cells})
     what = "AUROC" if measure == "auroc" else "Closed-set accuracy"
     title = f"{what} in %, mean ± sd of {_listed(trials)} {record['family']} trials, last epoch"
@@ -144,21 +145,9 @@ def _columns(cells: Sequence[dict[str, Any]]) -> list[str]:
     return [column for column in (*published.COLUMNS, "digits") if column in found]
 
 
-def _label(cell: dict[str, Any]) -> str:
-    named = cell["recipe"] not in ("common", "digits")
-    by = f", by {cell['detector']}" if cell["detector"] else ""
-    return cell["row"] + (f", {cell['recipe']}" if named else "") + by
-
-
 def _order(cell: dict[str, Any]) -> tuple[int, int, str]:
     recipes = ["digits", *BENCHMARK_RECIPES]
     return list(EVERY).index(cell["row"]), recipes.index(cell["recipe"]), cell["detector"] or ""
-
-
-def _short(cell: dict[str, Any]) -> str:
-    """The epochs of a training that is shorter than its recipe."""
-    whole = recipe_for(cell["row"], cell["column"], 0, None, cell["recipe"]).epochs
-    return "" if cell["epochs"] >= whole else f"epochs: {cell['epochs']}"
 
 
 def _ours(row: str, track: str, summary: dict[str, Any], note: str) -> Dot:

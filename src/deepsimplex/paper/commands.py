@@ -38,7 +38,8 @@ Recipes = Annotated[
     str,
     typer.Option(
         "--recipe",
-        help="common, free (unclipped), whole (no dropout), bare (both), long, published.",
+        help="common, light (decay 1e-4), free (unclipped), light-free, whole (no dropout), "
+        "long or published (docs/decisions/0015).",
     ),
 ]
 

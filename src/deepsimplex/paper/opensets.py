@@ -20,7 +20,7 @@ from deepsimplex.data.protocols import BENCHMARKS, Trial, benchmark_trial, split
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.lanes import drive, side_by_side
-from deepsimplex.methods import METHODS, method_row, settings_for
+from deepsimplex.methods import METHODS, method_row
 from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import BENCHMARK_RECIPES, Recipe, digits_recipe
@@ -236,8 +236,20 @@ def recipe_for(
     else:
         make = BENCHMARK_RECIPES[name]
         recipe = make(entry.method, BENCHMARKS[column].augment, seed=number)
-    settings = settings_for(entry.method)
-    return dataclasses.replace(recipe, settings=settings, epochs=epochs or recipe.epochs)
+    return dataclasses.replace(recipe, epochs=epochs or recipe.epochs)
+
+
+def label(cell: dict[str, Any]) -> str:
+    """What a cell of a record is called: its row, the recipe if not the usual, the detector."""
+    named = cell["recipe"] not in ("common", "digits")
+    by = f", by {cell['detector']}" if cell["detector"] else ""
+    return cell["row"] + (f", {cell['recipe']}" if named else "") + by
+
+
+def shortened(cell: dict[str, Any]) -> bool:
+    """Whether a cell's training was shorter than its recipe."""
+    whole = recipe_for(cell["row"], cell["column"], 0, None, cell["recipe"]).epochs
+    return bool(cell["epochs"] < whole)
 
 
 def _lacking(

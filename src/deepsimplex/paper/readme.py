@@ -14,6 +14,7 @@ from typing import Any
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
+from deepsimplex.paper.opensets import label, shortened
 
 
 def update(readme: Path, results: Path) -> str:
@@ -82,15 +83,12 @@ def open_set(results: Path) -> str:
         mine = [c for c in record["cells"] if c["background"] == track]
         named: dict[str, dict[str, Any]] = {}
         for cell in mine:
-            label = cell["row"]
-            label += f", {cell['recipe']}" if cell["recipe"] != "common" else ""
-            label += f", {cell['detector']}" if cell["detector"] else ""
-            named.setdefault(label, {})[cell["column"]] = cell
-        for label, cells in named.items():
+            named.setdefault(label(cell), {})[cell["column"]] = cell
+        for name, cells in named.items():
             shown = [
                 _cell(cells[c]["auroc"]) + _short(cells[c]) if c in cells else "–" for c in columns
             ]
-            rows.append([label, "–" if track == "none" else "CIFAR-100", *shown])
+            rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
     places = [published.COLUMNS.index(c) for c in columns]
@@ -108,9 +106,7 @@ def _cell(summary: dict[str, Any]) -> str:
 
 
 def _short(cell: dict[str, Any]) -> str:
-    """The epochs of a training that is shorter than its recipe."""
-    fewer = cell["epochs"] < {"long": 500, "published": 600}.get(cell["recipe"], 100)
-    return f" ({cell['epochs']} epochs)" if fewer else ""
+    return f" ({cell['epochs']} epochs)" if shortened(cell) else ""
 
 
 def closed_set(results: Path) -> str:
@@ -131,9 +127,9 @@ def closed_set(results: Path) -> str:
         ]
         for row in dict.fromkeys(row for _, row, _ in cells)
     ]
-    for theirs, label in (("DSC", "the paper's DSC"), ("Softmax", "the paper's softmax")):
+    for theirs, title in (("DSC", "the paper's DSC"), ("Softmax", "the paper's softmax")):
         printed = published.CLOSED[theirs]
-        rows.append([label, *(str(printed.get(column, "–")) for column, _ in columns)])
+        rows.append([title, *(str(printed.get(column, "–")) for column, _ in columns)])
     heading = ["accuracy in %", *(f"{column}, {epochs} epochs" for column, epochs in columns)]
     return _markdown(heading, rows)
 
