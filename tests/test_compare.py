@@ -8,7 +8,9 @@ import torch
 
 from deepsimplex.compare import Evaluation, gather_scores, running
 from deepsimplex.data.protocols import digits_trial
+from deepsimplex.data.sources import to_tensor
 from deepsimplex.lanes import drive
+from deepsimplex.model import Model
 from deepsimplex.recipes import digits_recipe
 from deepsimplex.tables import summary
 
@@ -58,6 +60,28 @@ def test_scores_of_several_runs_in_one_file(tmp_path):
     gather_scores(tmp_path / "all.npz", sorted(tmp_path.glob("*/scores.npz")))
     with np.load(tmp_path / "all.npz") as file:
         assert file.files == ["x.label", "y.label"]
+
+
+def test_what_was_held_out_and_mirror_images(tmp_path):
+    recipe = dataclasses.replace(digits_recipe("dsc", seed=1), epochs=2)
+    trial, where = digits_trial(0), torch.device("cpu")
+
+    def run(name, **changes):
+        plan = dataclasses.replace(recipe, **changes)
+        return drive([running(trial, plan, tmp_path / name, where, keep=0.95)], where)[0]
+
+    plain = run("plain")
+    model = Model.load(tmp_path / "plain" / "model.safetensors")
+    images, labels = trial.calibration
+    right = sum(
+        int(model.judge(to_tensor(images[[k]])).predicted[0] == labels[k])
+        for k in range(len(labels))
+    )
+    assert plain["held_out_accuracy"] == right / len(labels)
+    assert plain["auroc_mirrored"] is None  # training mirrors nothing
+    once, both = run("once", augment="flip"), run("both", augment="flip", mirror=True)
+    assert both["auroc_mirrored"] is None
+    assert once["auroc_mirrored"] == both["auroc"] != once["auroc"]
 
 
 def test_equal_trainings_are_done_once(tmp_path):

@@ -154,10 +154,27 @@ def running(
             "seconds": time.perf_counter() - began,
             "trainings at once": at_once,
             "trained by": None if donor is None else donor.parent.name + "/" + donor.name,
+            "held_out_accuracy": _accuracy(model, *trial.calibration),
+            "auroc_mirrored": _mirrored(model, trial),
             **evaluation.report(model),
         }
         run.finish(results)
         return results
+
+
+def _accuracy(model: Model, images: np.ndarray, labels: np.ndarray) -> float:
+    """Of images of known classes that were not trained on and are no test: to choose by."""
+    return float((model.judge(to_tensor(images)).predicted == labels).mean())
+
+
+def _mirrored(model: Model, trial: Trial) -> float | None:
+    """AUROC of images and their mirror images together, where training mirrors and testing not."""
+    if "flip" not in model.recipe.augment or model.recipe.mirror or model.detector is not None:
+        return None
+    both = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, mirror=True))
+    evaluation = evaluate(both, trial.known_test, trial.unknown_test)
+    known, unknown = evaluation.known_scores, evaluation.unknown_scores
+    return metrics.auroc(known[model.score], unknown[model.score])
 
 
 def _borrowed(donor: Path, run: Run, where: torch.device) -> Model | None:

@@ -16,6 +16,8 @@ from deepsimplex.terminal import console, table
 
 Key = tuple[str | None, ...]  # column, background, row, recipe, detector
 Cells = dict[Key, dict[str, Any]]
+EXTRA = ("held_out_accuracy", "auroc_mirrored")
+"""Measures to choose a recipe by, where a run has them; a test's mirrored images beside it."""
 
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
@@ -166,6 +168,7 @@ def _measured(
         "score": records[0]["score"],
         "epochs": records[0]["epochs"],
         **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
+        **tables.summary(records, tuple(n for n in EXTRA if records[0].get(n) is not None)),
         "auroc by score": _by_score(records),
         "seconds": [record["seconds"] for record in records],
         "commits": sorted({str(record["commit"]) for record in records}),
