@@ -16,7 +16,13 @@ from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
 from deepsimplex.methods.base import Method, Optimiser, Stage, Update
 from deepsimplex.optimisers import Plain, build_optimisers, rates
-from deepsimplex.recipes import Recipe, default_recipe, learning_rate
+from deepsimplex.recipes import (
+    BENCHMARK_RECIPES,
+    Recipe,
+    default_recipe,
+    digits_recipe,
+    learning_rate,
+)
 
 
 class Everything(Method):
@@ -618,6 +624,24 @@ def test_few_small_images_get_more_epochs():
     assert default_recipe("dsc", (1, 8, 8), images=640).epochs == 40
     assert default_recipe("dsc", (1, 8, 8), images=6400).epochs == 30
     assert default_recipe("dsc", (1, 8, 8)).epochs == 30
+
+
+def test_larger_images_are_trained_at_length_where_that_was_measured():
+    recipe = default_recipe("auto", (3, 32, 32))
+    assert recipe == dataclasses.replace(
+        BENCHMARK_RECIPES["strong"]("dsc-softmax", "crop"), backbone="auto"
+    )
+    assert (recipe.epochs, recipe.augment, recipe.clip) == (600, "strong+crop", None)
+    for other in ({"background": True}, {"pixels": False}):
+        plain = default_recipe("auto", (3, 32, 32), **other)
+        assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
+
+
+@pytest.mark.parametrize("name", ["rpl", "gcpl", "dsc-authors"])
+def test_losses_divided_by_the_dimension_have_a_rate_of_their_own(name):
+    makers = [BENCHMARK_RECIPES["common"](name, "none"), default_recipe(name, (5,))]
+    makers += [digits_recipe(name), default_recipe(name, (3, 64, 64))]
+    assert {recipe.learning_rate for recipe in makers} == {1.0}
 
 
 @pytest.mark.parametrize(

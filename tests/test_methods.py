@@ -37,7 +37,7 @@ def batch(background=False):
 
 
 def recipe(name, epochs, **changes):
-    rate = 0.03 * METHODS[name].rate
+    rate = METHODS[name].rate or 0.03
     return dataclasses.replace(toys.quick(name, epochs, **changes), learning_rate=rate)
 
 

@@ -173,7 +173,7 @@ def own_distance(weight):
     """Mean D_y of a trained net."""
     images, labels = toys.tensors(*toys.pictures(60))
     plan = toys.quick("gcpl", 10, settings={"weight": weight})
-    plan = dataclasses.replace(plan, learning_rate=0.03 * METHODS["gcpl"].rate)
+    plan = dataclasses.replace(plan, learning_rate=METHODS["gcpl"].rate)
     method = fit_model(images, labels, list("abc"), plan, device="cpu").method
     features = inference.outputs(method, images)
     with torch.no_grad():

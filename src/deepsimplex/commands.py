@@ -75,7 +75,8 @@ def train(
     shape = tuple(images.shape[1:])
     changes = {name: value for name, value in recipe_changes.items() if value is not None}
     still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
-    recipe = default_recipe(method, shape, seed, len(labels), given.background is not None)
+    pixels = images.dtype == torch.uint8 and not freeze
+    recipe = default_recipe(method, shape, seed, len(labels), given.background is not None, pixels)
     changes = {**still, **changes, "settings": settings_for(recipe.method, settings)}
     recipe = dataclasses.replace(recipe, **changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)

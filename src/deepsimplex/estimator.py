@@ -114,7 +114,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             images,
             from_numpy(labels.astype(np.int64)),
             self.classes_,
-            self._recipe(tuple(images.shape[1:]), len(images), others is not None),
+            self._recipe(images, others is not None),
             keep=self.keep,
             guarantee=self.guarantee,
             by=self.by,
@@ -193,7 +193,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                 warnings.warn(model.threshold.meaning(), stacklevel=3)
         return self
 
-    def _recipe(self, shape: tuple[int, ...], count: int, background: bool) -> Recipe:
+    def _recipe(self, images: Tensor, background: bool) -> Recipe:
         seed = self.random_state
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -205,7 +205,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         changes |= {"calibration": self.calibration_size}
         if self.backbone != "auto":
             changes |= {"backbone": self.backbone}
-        recipe = default_recipe(self.method, shape, int(seed), count, background)
+        shape, pixels = tuple(images.shape[1:]), not images.is_floating_point()
+        recipe = default_recipe(self.method, shape, int(seed), len(images), background, pixels)
         changes |= {"settings": settings_for(recipe.method, self.settings)}
         return dataclasses.replace(recipe, **changes)
 

@@ -181,8 +181,7 @@ def estimate(
         for number, known in enumerate(folds):
             name = f"{data.source}/without/{number}"
             trial = split_trial(data, known, name=name, seed=seed, background=extra)
-            shape = tuple(to_tensor(trial.train[0][:1]).shape[1:])
-            recipe = default_recipe(method, shape, seed, len(trial.train[1]), extra is not None)
+            shape, recipe = _default(method, trial, seed)
             if epochs is not None:
                 recipe = dataclasses.replace(recipe, epochs=epochs)
             if number == 0:
@@ -304,8 +303,15 @@ def _recipe(name: str, method: str, trial: Trial, number: int) -> Recipe:
         return digits_recipe(method, seed=number)
     if name in BENCHMARKS:
         return benchmark_recipe(method, BENCHMARKS[name].augment, seed=number)
-    shape = tuple(torch.from_numpy(trial.train[0][:1]).shape[1:])
-    return default_recipe(method, (shape[2], *shape[:2]) if len(shape) == 3 else shape, number)
+    return _default(method, trial, number)[1]
+
+
+def _default(method: str, trial: Trial, seed: int) -> tuple[tuple[int, ...], Recipe]:
+    """Shape of an image, and what `train` would take for the trial's."""
+    images = to_tensor(trial.train[0][:1])
+    shape, pixels = tuple(images.shape[1:]), images.dtype == torch.uint8
+    count, background = len(trial.train[1]), trial.background is not None
+    return shape, default_recipe(method, shape, seed, count, background, pixels)
 
 
 def _check_scores(name: str, methods: list[str], trial: Trial, score: str | None) -> None:

@@ -253,13 +253,16 @@ def adversarial_loss(
 class Reciprocal(Method):
     """A learned point a class, which the other classes lie around, and one learned radius R.
 
-    Scores max_j z_j, not normalised, and max_j softmax(z/T)_j; z = D for RPL.
+    Scores max_j z_j, not normalised, and max_j softmax(z/T)_j; z = D for RPL, whose paper has the
+    first and whose authors' later code the second: on known classes of CIFAR-10 left out, the first
+    is near chance (results/choose-rates.txt).
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: ReciprocalSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.scores = ("max_logit", "max_probability")
+        names = "max_logit", "max_probability"
+        self.scores = names[::-1] if settings.loss == "rpl" else names
         self.encoder = encoder
         self.points = nn.Parameter(SPREAD * torch.randn(classes, encoder.features))
         self.radius = nn.Parameter(torch.zeros(()))

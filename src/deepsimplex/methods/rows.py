@@ -64,7 +64,7 @@ class Row:
     family: str = "simplex"
     cite: str = "Cevikalp, Saribas 2022"
     defaults: str = "docs/decisions"  # where the settings come from
-    rate: float = 1.0  # its learning rate, in those of softmax
+    rate: float | None = None  # its learning rate, whatever the net; None is the recipe's
     channels: int = 1  # what its backbone sees, in channels of the image
     pictures: bool = False  # turns or paints images: no feature vectors, no frozen backbone
 
@@ -112,7 +112,7 @@ METHODS: dict[str, Row] = {
         "the authors' code: three terms on pooled features, first C of d+1 vertices",
         True,
         defaults="their script; terms divided by 2d, so a larger rate",
-        rate=30.0,
+        rate=1.0,
     ),
     # Open set, softmax and background
     "softmax": Row(
@@ -182,7 +182,7 @@ METHODS: dict[str, Row] = {
         family="prototypes",
         cite="Yang et al. 2018, 2022",
         defaults="ARPL's re-run; distances divided by d, so a larger rate",
-        rate=30.0,
+        rate=1.0,
     ),
     "rpl": Row(
         Reciprocal,
@@ -191,7 +191,7 @@ METHODS: dict[str, Row] = {
         family="prototypes",
         cite="Chen et al. 2020",
         defaults="the authors' code, in ARPL; distances divided by d, so a larger rate",
-        rate=30.0,
+        rate=1.0,
     ),
     "arpl": Row(
         Reciprocal,

@@ -38,8 +38,7 @@ Recipes = Annotated[
     str,
     typer.Option(
         "--recipe",
-        help="common, light (decay 1e-4), free (unclipped), light-free, whole (no dropout), "
-        "long or published (docs/decisions/0015).",
+        help="common, whole (no dropout), long or strong (docs/decisions/0015).",
     ),
 ]
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
-from deepsimplex.paper.opensets import label, shortened
+from deepsimplex.paper.opensets import ROWS, label, shortened
+from deepsimplex.recipes import BENCHMARK_RECIPES
 
 
 def update(readme: Path, results: Path) -> str:
@@ -78,15 +79,17 @@ def open_set(results: Path) -> str:
     if record is None:
         return "Not measured yet: `deepsimplex paper table1` on a GPU."
     columns = [c for c in published.COLUMNS if any(x["column"] == c for x in record["cells"])]
-    rows = []
+    rows, recipes = [], ["digits", *BENCHMARK_RECIPES]
     for track in ("none", "cifar100"):
-        mine = [c for c in record["cells"] if c["background"] == track]
+        mine = [c for c in record["cells"] if c["background"] == track and not c["detector"]]
+        mine.sort(key=lambda c: (recipes.index(c["recipe"]), list(ROWS).index(c["row"])))
         named: dict[str, dict[str, Any]] = {}
         for cell in mine:
             named.setdefault(label(cell), {})[cell["column"]] = cell
         for name, cells in named.items():
             shown = [
-                _cell(cells[c]["auroc"]) + _short(cells[c]) if c in cells else "–" for c in columns
+                _cell(cells[c]["auroc"]) + _short(cells[c], record["trials"]) if c in cells else "–"
+                for c in columns
             ]
             rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
@@ -105,8 +108,12 @@ def _cell(summary: dict[str, Any]) -> str:
     return f"{100 * summary['mean']:.1f}{sd}"
 
 
-def _short(cell: dict[str, Any]) -> str:
-    return f" ({cell['epochs']} epochs)" if shortened(cell) else ""
+def _short(cell: dict[str, Any], trials: int) -> str:
+    """In brackets, of what a cell has less than its row's name and the table say."""
+    have = len(cell["auroc"]["values"])
+    told = [f"{cell['epochs']} epochs"] if shortened(cell) else []
+    told += [f"{have} of {trials} trials"] if have < trials else []
+    return f" ({', '.join(told)})" if told else ""
 
 
 def closed_set(results: Path) -> str:
