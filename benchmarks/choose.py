@@ -5,9 +5,11 @@
 The six known classes of an ARPL split of CIFAR-10 or MNIST, training images only, two of them
 left out at a time (three folds, every class once): trained on the other four, a quarter of whose
 images are held out, how well are the two told apart from those? (`--leave 1 --held 0.1` is nearer
-to the benchmark: five classes, nearly all their images, six folds.) Every candidate below is a
-recipe; every score that its features allow is reported for each. What wins here becomes the
-default (docs/decisions); the benchmark's unknowns play no part. "sum" is eq. 7 + eq. 4.
+to the benchmark: five classes, nearly all their images, six folds; `--outside --held 0.1` leaves
+none out and takes training images of half of CIFAR-100's classes for unknown or, with `--benchmark
+cifar+50`, whose unknowns those are, of CIFAR-10's other classes.) A candidate is a loss and words
+that change the recipe ("sum" is eq. 7 + eq. 4); every score that its features allow is reported for
+each. What wins here becomes the default (docs/decisions); the benchmark's unknowns play no part.
 
 results/choose-cifar10.json is older: "sum" is called "blend 1" there, and decay 5e-4 "wd". All
 records up to e37545a have, instead of the scores nearest and joined, "knn5", "knn50" and "own +
@@ -31,10 +33,10 @@ from torch import Tensor
 
 from deepsimplex import engine, metrics
 from deepsimplex.data.archives import load_official
-from deepsimplex.data.background import load_background
+from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, leave_out_trials, split_trial, splits
 from deepsimplex.data.resize import fit
-from deepsimplex.data.sources import to_tensor
+from deepsimplex.data.sources import LabelledSet, to_tensor
 from deepsimplex.detector_table import Joined, Nearest, Parts
 from deepsimplex.detectors import linear_head
 from deepsimplex.fitting import fitting
@@ -44,69 +46,53 @@ from deepsimplex.methods.base import Method
 from deepsimplex.recipes import Recipe, benchmark_recipe
 from deepsimplex.runs import environment, write_json
 
-RAND = {"augment": "rand"}  # before the benchmark's own augmentation
-STRONG = {"augment": "strong"}
-LIGHT = {"weight_decay": 1e-4}  # the benchmark recipe has 5e-4
-HEAVY = {"weight_decay": 1e-3}
-SMOOTH = {"average": 0.9995}
-FREE = {"clip": None}
-PLAIN = {"clip": None, "nesterov": False, "warmup": 0.0}
-WHOLE = {"backbone": "osrci-whole"}  # no dropout
-LARGE = {"batch_size": 256, "learning_rate": 0.2}
-# name → (method, settings, changes of the benchmark recipe, background?)
-CANDIDATES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
-    "softmax": ("softmax", {}, {}, False),
-    "softmax rand": ("softmax", {}, RAND, False),
-    "eq4": ("dsc", {}, {}, False),
-    "eq4 rand": ("dsc", {}, RAND, False),
-    "eq7": ("dsc-softmax", {}, {}, False),
-    "eq7 free": ("dsc-softmax", {}, FREE, False),
-    "eq7 light free": ("dsc-softmax", {}, {**LIGHT, **FREE}, False),
-    "eq7 plain": ("dsc-softmax", {}, PLAIN, False),
-    "eq7 rand heavy free": ("dsc-softmax", {}, {**RAND, **HEAVY, **FREE}, False),
-    "eq7 whole": ("dsc-softmax", {}, WHOLE, False),
-    "eq7 whole free": ("dsc-softmax", {}, {**WHOLE, **FREE}, False),
-    "eq7 rand whole": ("dsc-softmax", {}, {**RAND, **WHOLE}, False),
-    "sum bg whole": ("dsc-blend", {}, WHOLE, True),
-    "sum bg free": ("dsc-blend", {}, FREE, True),
-    "sum bg heavy": ("dsc-blend", {}, HEAVY, True),
-    "eq7 light": ("dsc-softmax", {}, LIGHT, False),
-    "eq7 rand": ("dsc-softmax", {}, RAND, False),
-    "eq7 rand light": ("dsc-softmax", {}, {**RAND, **LIGHT}, False),
-    "eq7 rand heavy": ("dsc-softmax", {}, {**RAND, **HEAVY}, False),
-    "eq7 rand smooth": ("dsc-softmax", {"label_smoothing": 0.1}, RAND, False),
-    "eq7 rand restarts": ("dsc-softmax", {}, {**RAND, "restarts": 2}, False),
-    "eq7 rand average": ("dsc-softmax", {}, {**RAND, **SMOOTH}, False),
-    "eq7 smooth": ("dsc-softmax", {"label_smoothing": 0.1}, {}, False),
-    "eq7 T2": ("dsc-softmax", {"temperature": 2.0}, {}, False),
-    "eq7 large": ("dsc-softmax", {}, LARGE, False),
-    "eq7 strong": ("dsc-softmax", {}, STRONG, False),
-    "eq7 strong light": ("dsc-softmax", {}, {**STRONG, **LIGHT}, False),
-    "eq7 strong heavy": ("dsc-softmax", {}, {**STRONG, **HEAVY}, False),
-    "softmax strong light": ("softmax", {}, {**STRONG, **LIGHT}, False),
-    "sum": ("dsc-blend", {}, {}, False),
-    "sum rand": ("dsc-blend", {}, RAND, False),
-    "turned": ("dsc-turned", {}, {}, False),
-    "turned light": ("dsc-turned", {}, LIGHT, False),
-    "turned rand": ("dsc-turned", {}, RAND, False),
-    "turned rand light": ("dsc-turned", {}, {**RAND, **LIGHT}, False),
-    "turned rand average": ("dsc-turned", {}, {**RAND, **SMOOTH}, False),
-    "eq4 bg": ("dsc", {}, {}, True),
-    "eq7 bg": ("dsc-softmax", {}, {}, True),
-    "sum bg": ("dsc-blend", {}, {}, True),
-    "sum bg light": ("dsc-blend", {}, LIGHT, True),
-    "sum bg rand": ("dsc-blend", {}, RAND, True),
-    "sum bg4": ("dsc-blend", {}, {"background_batch": 512}, True),
-    "sum 3 bg": ("dsc-blend", {"blend": 3.0}, {}, True),
-    "turned bg": ("dsc-turned", {}, {}, True),
-    "turned bg .1": ("dsc-turned", {"background_weight": 0.1}, {}, True),
-    # Losses divided by the dimension: how much more than softmax's rate do they want?
-    **{
-        f"{method} x{times}": (method, {}, {"learning_rate": 0.1 * times}, False)
-        for method in ("rpl", "gcpl", "dsc-authors")
-        for times in (1, 3, 10, 30)
-    },
+LOSSES = {"eq4": "dsc", "eq7": "dsc-softmax", "sum": "dsc-blend", "turned": "dsc-turned"}
+# What the words after a loss change in the benchmark recipe, and in the method's settings.
+CHANGES: dict[str, dict[str, Any]] = {
+    "rand": {"augment": "rand"},  # before the benchmark's own augmentation
+    "strong": {"augment": "strong"},
+    "bare": {"weight_decay": 0.0},
+    "light": {"weight_decay": 1e-4},  # the benchmark recipe has 5e-4
+    "heavy": {"weight_decay": 1e-3},
+    "average": {"average": 0.9995},
+    "free": {"clip": None},
+    "plain": {"clip": None, "nesterov": False, "warmup": 0.0},
+    "whole": {"backbone": "osrci-whole"},  # no dropout
+    "large": {"batch_size": 256, "learning_rate": 0.2},
+    "restarts": {"restarts": 2},
+    "bg": {},
+    "bg4": {"background_batch": 512},
+    **{f"x{times}": {"learning_rate": 0.1 * times} for times in (1, 3, 10, 30)},
 }
+SETTINGS: dict[str, dict[str, Any]] = {
+    "smooth": {"label_smoothing": 0.1},
+    "T2": {"temperature": 2.0},
+    "3": {"blend": 3.0},
+    ".1": {"background_weight": 0.1},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A loss, or a method, and words: "eq7 strong light free", "sum bg whole", "rpl x10"."""
+
+    method: str
+    settings: dict[str, Any]
+    changes: dict[str, Any]
+    background: bool
+
+    @staticmethod
+    def named(name: str) -> Candidate:
+        loss, *words = name.split()
+        wrong = [word for word in words if word not in CHANGES and word not in SETTINGS]
+        if wrong:
+            raise SystemExit(f"{name!r}: no {', '.join(wrong)} among {[*CHANGES, *SETTINGS]}")
+        settings, changes = (
+            {key: value for word in words for key, value in table.get(word, {}).items()}
+            for table in (SETTINGS, CHANGES)
+        )
+        with_background = any(word.startswith("bg") for word in words)
+        return Candidate(LOSSES.get(loss, loss), settings, changes, with_background)
 
 
 def encoded(method: Method, images: Tensor, mirror: bool) -> tuple[Tensor, Tensor]:
@@ -148,17 +134,17 @@ def knownness(
 def job(
     name: str, trial: Trial, fold: int, augment: str, epochs: int, where: torch.device
 ) -> Generator[None, None, dict[str, Any]]:
-    method, settings, changes, with_background = CANDIDATES[name]
+    plan = Candidate.named(name)
+    changes = dict(plan.changes)
     if "augment" in changes:
-        whole = f"{changes['augment']}+{augment}".removesuffix("+none")
-        changes = {**changes, "augment": whole}
+        changes["augment"] = f"{changes['augment']}+{augment}".removesuffix("+none")
     recipe: Recipe = dataclasses.replace(
-        benchmark_recipe(method, augment, seed=fold),
-        settings=settings_for(method, settings),
+        benchmark_recipe(plan.method, augment, seed=fold),
+        settings=settings_for(plan.method, plan.settings),
         epochs=epochs,
         **changes,
     )
-    extra = trial.background if with_background else None
+    extra = trial.background if plan.background else None
     images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
     began = time.perf_counter()
     model = yield from fitting(
@@ -190,55 +176,99 @@ def job(
     return record
 
 
+def training_set(args: argparse.Namespace) -> LabelledSet:
+    about = BENCHMARKS[args.benchmark]
+    data = load_official(about.known, "train", args.data_root)
+    keep = np.ones(len(data.labels), dtype=bool)
+    if args.images:
+        for label in range(len(data.classes)):
+            keep[np.flatnonzero(data.labels == label)[args.images :]] = False
+    images = fit(data.images[keep], about.size, about.channels)
+    return dataclasses.replace(data, images=images, labels=data.labels[keep])
+
+
+def only(data: LabelledSet, known: list[str]) -> LabelledSet:
+    keep = np.isin(data.names, known)
+    classes = tuple(c for c in data.classes if c in known)
+    labels = np.array([classes.index(n) for n in data.names[keep]])
+    return dataclasses.replace(data, images=data.images[keep], labels=labels, classes=classes)
+
+
+def folds(args: argparse.Namespace, extra: Background | None) -> list[Trial]:
+    """Some of the known classes left out at a time, to be unknown."""
+    data = training_set(args)
+    classes = splits("arpl", args.benchmark)[int(args.split)]["known"]
+    data = only(data, [data.classes[c] for c in classes])
+    left = leave_out_trials(data, args.leave, 0)[: args.folds]
+    return [_trial(args, data, known, number, extra) for number, known in enumerate(left)]
+
+
+def outside(args: argparse.Namespace, extra: Background) -> list[Trial]:
+    """All known classes of each split, and unknown ones from where the benchmark has none.
+
+    CIFAR-10: every other class of CIFAR-100 is unknown, the rest are background. CIFAR+N, whose
+    unknowns are of CIFAR-100: the other classes of CIFAR-10, and its own background.
+    """
+    data, trials = training_set(args), []
+    every = extra.classes
+    apart = np.isin(every, sorted(set(every.tolist()))[::2])
+    for number in map(int, args.split.split(",")):
+        lists = splits("arpl", args.benchmark)[number]
+        known = [data.classes[c] for c in lists["known"]]
+        if args.benchmark == "cifar10":
+            rest = dataclasses.replace(extra, images=extra.images[~apart], classes=every[~apart])
+            trial = _trial(args, only(data, known), known, number, rest)
+            unknown: Any = {"unknown_test": extra.images[apart], "unknown_names": (*every[apart],)}
+            trial = dataclasses.replace(trial, **unknown)
+        else:
+            names = load_official("cifar100", "test", args.data_root).classes
+            keep = np.isin(every, [names[c] for c in lists["unknown"]], invert=True)
+            rest = dataclasses.replace(extra, images=extra.images[keep], classes=every[keep])
+            trial = _trial(args, data, known, number, rest)
+        trials.append(trial)
+    return trials
+
+
+def _trial(
+    args: argparse.Namespace,
+    data: LabelledSet,
+    known: list[str],
+    number: int,
+    extra: Background | None,
+) -> Trial:
+    how: Any = {"test": args.held, "background": extra, "calibration": 0.01}
+    return split_trial(data, known, name=f"choose/{number}", seed=number, **how)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data-root", type=Path, required=True)
-    parser.add_argument("--benchmark", choices=("cifar10", "mnist"), default="cifar10")
-    parser.add_argument("--only", help="candidates, comma-separated; all if not given")
+    parser.add_argument("--benchmark", default="cifar10", help="or mnist, cifar+50")
+    parser.add_argument("--only", required=True, help="candidates, comma-separated")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--leave", type=int, default=2, help="classes left out at a time")
     parser.add_argument("--held", type=float, default=0.25, help="share of images to test on")
     parser.add_argument("--folds", type=int, help="so many of them; all if not given")
     parser.add_argument("--images", type=int, help="so many of a class, to try the script out")
-    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--split", default="0", help="ARPL's; with --outside several, by comma")
+    parser.add_argument("--outside", action="store_true", help="unknown is of another set")
     parser.add_argument("--at-once", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     where = engine.pick_device(args.device)
-    names = args.only.split(",") if args.only else list(CANDIDATES)
+    names = args.only.split(",")
+    wanted = any(Candidate.named(name).background for name in names)
     about = BENCHMARKS[args.benchmark]
-    data = load_official(args.benchmark, "train", args.data_root)
-    known = [data.classes[c] for c in splits("arpl", args.benchmark)[args.split]["known"]]
-    keep = np.isin(data.names, known)
-    if args.images:
-        for name in known:
-            keep[np.flatnonzero(data.names == name)[args.images :]] = False
-    classes = tuple(c for c in data.classes if c in known)
-    data = dataclasses.replace(
-        data,
-        images=fit(data.images[keep], about.size, about.channels),
-        labels=np.array([classes.index(n) for n in data.names[keep]]),
-        classes=classes,
-    )
     extra = None
-    if any(CANDIDATES[name][3] for name in names):
+    if wanted or args.outside:
         extra = load_background(
-            "cifar100", args.data_root, against=args.benchmark, size=32, channels=3
+            "cifar100", args.data_root, against=about.known, size=32, channels=about.channels
         )
-    folds = leave_out_trials(data, args.leave, 0)[: args.folds]
-    trials = [
-        split_trial(
-            data,
-            fold,
-            name=f"choose/{n}",
-            seed=n,
-            test=args.held,
-            background=extra,
-            calibration=0.01,
-        )
-        for n, fold in enumerate(folds)
-    ]
+        if args.images:
+            few = slice(None, None, 100)
+            extra = dataclasses.replace(extra, images=extra.images[few], classes=extra.classes[few])
+    trials = outside(args, extra) if extra and args.outside else folds(args, extra)
     done: list[dict[str, Any]] = []
 
     def kept(work: Generator[None, None, dict[str, Any]]) -> Generator[None, None, None]:
@@ -279,7 +309,8 @@ def show(
     if args.json:
         record = {
             "command": f"python benchmarks/choose.py --data-root DATA --benchmark "
-            f"{args.benchmark} --epochs {args.epochs} --leave {args.leave} --held {args.held:g} "
+            f"{args.benchmark} --epochs {args.epochs} --held {args.held:g} "
+            + ("--outside " if args.outside else f"--leave {args.leave} ")
             + (f"--folds {args.folds} " if args.folds else "")
             + f"--split {args.split} --only '{','.join(names)}'",
             "environment": environment(where),

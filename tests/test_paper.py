@@ -175,6 +175,31 @@ def test_fewer_trials_are_not_recorded_over_more(here, capsys):
     assert record(here, "table1")["cells"] == before
 
 
+def test_a_split_that_comes_twice_is_told(here, capsys):
+    """ARPL's second split of CIFAR-10 is its first again."""
+    few_digits(here / "data")
+    words = ("--track", "none", "--epochs", "1", "--rows", "softmax")
+    data = ("--data-root", str(here / "data"))
+    assert paper("table1", "--columns", "mnist", *words, "--trials", "1", *data) == 0
+    made = json.loads((here / "results/paper-table1.json").read_text())
+    values = {"mean": 0.5, "sd": 0.2, "values": [0.3, 0.9, 0.4, 0.5, 0.4]}
+    made["cells"].append(
+        made["cells"][0] | {"column": "cifar10", "accuracy": values, "auroc": values}
+    )
+    (here / "results/paper-table1.json").write_text(json.dumps(made))
+    capsys.readouterr()
+    assert paper("closed", "--columns", "cifar10", *words, *data) == 0
+    said = (
+        "cifar10: some of the splits are equal; over the different ones alone: softmax 40.0 ± 8.2."
+    )
+    assert said in " ".join(capsys.readouterr().out.split())
+    digits, photographs = json.loads((here / "results/paper-closed.json").read_text())["cells"]
+    assert "accuracy of different splits" not in digits
+    found = photographs["accuracy of different splits"]
+    assert found["values"] == [0.3, 0.4, 0.5, 0.4]
+    assert found["mean"] == pytest.approx(0.4)
+
+
 def test_closed_takes_what_table1_has_recorded(here, capsys):
     few_digits(here / "data")
     words = ("--columns", "mnist", "--track", "none", "--epochs", "1", "--rows", "softmax,eq. 7")
@@ -382,7 +407,9 @@ def test_a_number_that_was_never_printed_is_told(capsys):
     plan = opensets.Plan(columns=("cifar10",), tracks=("cifar100",), rows=("energy",))
     key = ("cifar10", "cifar100", "energy", "common", None)
     names = ("column", "background", "row", "recipe", "detector")
-    cell = dict(zip(names, key, strict=True)) | {"auroc": {"mean": 0.9, "sd": None}}
+    cell = dict(zip(names, key, strict=True)) | {
+        "auroc": {"mean": 0.9, "sd": None, "values": [0.9]}
+    }
     table1._print(plan, "auroc", published.AUROC, {key: cell})
     out = capsys.readouterr().out
     assert "90.0 (93.3)" in out

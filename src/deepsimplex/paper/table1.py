@@ -8,6 +8,7 @@ import itertools
 from typing import Any
 
 from deepsimplex import tables
+from deepsimplex.data.protocols import repeated_trials
 from deepsimplex.paper import charts, published
 from deepsimplex.paper.opensets import ROWS, Plan, recipe_for, results
 from deepsimplex.paper.requests import Request
@@ -51,7 +52,10 @@ def _show(
         "family": plan.family,
         "trials": plan.trials,
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": list(_joined(joined, cells, tell=True).values()),
+        "cells": [
+            cell | _distinct(cell, measure, plan.family)
+            for cell in _joined(joined, cells, tell=True).values()
+        ],
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
     }
@@ -128,6 +132,18 @@ def _print(
             if plan.columns != ("digits",):
                 shown += " (published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
+    for column in plan.columns:
+        repeated = [
+            f"{row} {tables.spread(other)}"
+            for (c, _, row, *_), cell in cells.items()
+            if c == column
+            for other in _distinct(cell, measure, plan.family).values()
+        ]
+        if repeated:
+            console.print(
+                f"{column}: some of the splits are equal; over the different ones alone: "
+                f"{', '.join(repeated)}."
+            )
     answered = {ROWS[cell["row"]].answers for cell in cells.values()}
     for theirs, why in published.UNPRINTED.items():
         if theirs in answered and theirs in printed and plan.columns != ("digits",):
@@ -174,6 +190,15 @@ def _measured(
         "commits": sorted({str(record["commit"]) for record in records}),
         "command": command(),
     }
+
+
+def _distinct(cell: dict[str, Any], measure: str, family: str) -> dict[str, Any]:
+    """The measure over the different splits alone, where a family has one twice."""
+    repeats, values = repeated_trials(family, cell["column"]), cell[measure]["values"]
+    kept = [{measure: value} for number, value in enumerate(values) if number not in repeats]
+    if len(kept) == len(values):
+        return {}
+    return {f"{measure} of different splits": tables.summary(kept, (measure,))[measure]}
 
 
 def _by_score(records: list[dict[str, Any]]) -> dict[str, float]:
