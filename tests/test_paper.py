@@ -15,7 +15,7 @@ from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
 from deepsimplex.paper import opensets, published, rivals, table1
-from deepsimplex.paper.readme import closed_set, update
+from deepsimplex.paper.readme import closed_set, open_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
 from deepsimplex.recipes import BENCHMARK_RECIPES
@@ -428,6 +428,25 @@ def test_published_rows_fit_the_columns():
 def test_readme_shows_what_the_records_say():
     root = Path(__file__).parents[1]
     assert update(root / "README.md", root / "results") == (root / "README.md").read_text()
+
+
+def test_readme_shows_what_a_cell_has_less_and_more(tmp_path):
+    about = {"background": "none", "row": "eq. 7", "detector": None, "recipe": "strong"}
+    few = {"mean": 0.5, "sd": None, "values": [0.5]}
+    many = {"mean": 0.6, "sd": 0.1, "values": [0.5, 0.7]}
+    cells = [
+        about | {"column": "cifar10", "epochs": 9, "auroc": few},
+        about | {"column": "mnist", "epochs": 600, "auroc": many, "auroc_mirrored": many},
+        about | {"column": "mnist", "epochs": 600, "auroc": many, "detector": "joined"},
+        about | {"column": "mnist", "epochs": 100, "auroc": many, "recipe": "common"},
+    ]
+    (tmp_path / "paper-table1.json").write_text(json.dumps({"cells": cells, "trials": 2}))
+    rows = [line.strip("| ").split(" | ") for line in open_set(tmp_path).splitlines()[2:5]]
+    assert rows == [
+        ["eq. 7", "–", "60.0 ± 10.0", "–"],
+        ["eq. 7, strong", "–", "60.0 ± 10.0", "50.0 (9 epochs, 1 of 2 trials)"],
+        ["eq. 7, strong, and mirror images", "–", "60.0 ± 10.0", "–"],
+    ]
 
 
 def test_readme_shows_the_paper_below_the_closed_set(tmp_path):

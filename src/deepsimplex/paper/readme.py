@@ -87,11 +87,10 @@ def open_set(results: Path) -> str:
         for cell in mine:
             named.setdefault(label(cell), {})[cell["column"]] = cell
         for name, cells in named.items():
-            shown = [
-                _cell(cells[c]["auroc"]) + _short(cells[c], record["trials"]) if c in cells else "–"
-                for c in columns
-            ]
-            rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
+            for measure, end in (("auroc", ""), ("auroc_mirrored", ", and mirror images")):
+                shown = [_measured(cells.get(c, {}), measure, record["trials"]) for c in columns]
+                if any(text != "–" for text in shown):
+                    rows.append([name + end, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
     places = [published.COLUMNS.index(c) for c in columns]
@@ -106,6 +105,10 @@ def open_set(results: Path) -> str:
 def _cell(summary: dict[str, Any]) -> str:
     sd = "" if summary["sd"] is None else f" ± {100 * summary['sd']:.1f}"
     return f"{100 * summary['mean']:.1f}{sd}"
+
+
+def _measured(cell: dict[str, Any], measure: str, trials: int) -> str:
+    return _cell(cell[measure]) + _short(cell, trials) if measure in cell else "–"
 
 
 def _short(cell: dict[str, Any], trials: int) -> str:
