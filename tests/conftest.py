@@ -1,4 +1,7 @@
-"""One thread a worker: two workers share two cores, and results do not depend on the count."""
+"""One thread a worker: two workers share two cores, and results do not depend on the count.
+
+Every test begins with the same seed, so that none depends on which ran before it.
+"""
 
 import os
 
@@ -9,6 +12,12 @@ import tempfile
 
 os.environ["DEEPSIMPLEX_DATA"] = tempfile.mkdtemp(prefix="deepsimplex-test-")  # never the user's
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
