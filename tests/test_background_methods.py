@@ -182,6 +182,11 @@ def test_bad_settings_and_a_batch_without_background():
         by_hand("oe").loss(Batch(batch.images, batch.labels, None, batch.step))
 
 
+def test_no_share_is_no_tuning():
+    untuned = build_method("energy", "small", (1, 8, 8), 3, EnergySettings(share=0.0))
+    assert [stage.epochs for stage in untuned.stages(100)] == [100, 0]
+
+
 def test_no_epochs_are_no_epochs():
     stages = build_method("energy", "small", (1, 8, 8), 3).stages(0)
     assert [stage.epochs for stage in stages] == [0, 0]

@@ -637,7 +637,7 @@ def test_larger_images_are_trained_at_length_where_that_was_measured():
         assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
 
 
-@pytest.mark.parametrize("name", ["rpl", "gcpl", "dsc-authors"])
+@pytest.mark.parametrize("name", ["rpl", "gcpl"])
 def test_losses_divided_by_the_dimension_have_a_rate_of_their_own(name):
     makers = [BENCHMARK_RECIPES["common"](name, "none"), default_recipe(name, (5,))]
     makers += [digits_recipe(name), default_recipe(name, (3, 64, 64))]

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 
 import numpy as np
 import oracles
@@ -18,7 +19,7 @@ from deepsimplex.fitting import fit_model
 from deepsimplex.methods import METHODS, Row, build_method, method_row, settings_for
 from deepsimplex.methods.base import Batch, Method, Normalise, Stage, Update
 from deepsimplex.methods.dsc import DSC, DSCSettings
-from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
+from deepsimplex.methods.softmax import Softmax, SoftmaxSettings, logit_class_scores
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
 
@@ -353,6 +354,14 @@ class Given(nn.Module):
         return images
 
 
+def test_a_hot_probability_is_the_lead_over_the_mean_logit():
+    logits = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    hot = logit_class_scores(logits, "max_probability", 1e6).amax(1)
+    lead = logits.amax(1) - logits.mean(1)
+    assert torch.equal(hot.argsort(), lead.argsort())
+    assert torch.allclose(1e6 * (hot + math.log(6)), lead, atol=1e-5)
+
+
 def by_hand(settings, classes=5):
     method = DSC(Given(), classes, settings)
     method.head = nn.Identity()
@@ -383,8 +392,8 @@ def hand_batch():
             lambda f, y, b, c: oracles.eq7(f, y, c, scale=5.0),
         ),
         (
-            {"loss": "authors", "margin": 0.4},
-            lambda f, y, b, c: oracles.authors_three_terms(f, y, b, c, 0.4),
+            {"loss": "authors", "margin": 0.4, "radius": 3.0},  # f are raw: u = 3, m = 0.4·u²
+            lambda f, y, b, c: oracles.authors_three_terms(f, y, b, 3 * c, 0.4 * 9),
         ),
         *(
             (

@@ -147,8 +147,9 @@ def test_kept_images_are_those_the_classifier_doubts(ceiling):
         assert kept.sum() > 0
 
 
-def test_with_nothing_kept_it_is_plain_training_on_one_more_logit():
-    method, some = with_settings(trained(), ceiling=0.0), batch()
+@pytest.mark.parametrize("nothing", [{"ceiling": 0.0}, {"share": 0.0}])
+def test_with_nothing_painted_it_is_plain_training_on_one_more_logit(nothing):
+    method, some = with_settings(trained(), **nothing), batch()
     parameters = method.stages(3)[2].updates[0].parameters
     logits = method(some.images)
     plain = F.cross_entropy(F.pad(logits, (0, 1)), some.labels)
@@ -158,6 +159,11 @@ def test_with_nothing_kept_it_is_plain_training_on_one_more_logit():
     assert float(loss.detach()) == pytest.approx(float(plain.detach()), rel=1e-5, abs=1e-7)
     for a, b in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
+
+
+def test_no_share_of_the_epochs_is_none():
+    stages = built(gan_epochs=0.0, open_epochs=0.0).stages(10)
+    assert sorted(stage.epochs for stage in stages) == [0, 0, 10]
 
 
 def test_the_closed_classifier_is_kept_while_the_open_one_goes_on():

@@ -226,17 +226,23 @@ def test_gdfr_losses():
         assert np.allclose(array(method.knownness(outputs, score)), known.max(1))
 
 
-def test_gdfr_blind_to_reconstructions_is_softmax():
+@pytest.mark.parametrize("same", [False, True])
+def test_gdfr_whose_reconstructions_say_nothing_is_softmax(same):
+    """A = 0, or A(x) = x: the first layer's two halves are one."""
     method, sample = fresh("gdfr", GDFRSettings(turn=0.0), channels=2), batch(channels=2)
     generator = method.encoder.backbone.autoencoder[1]
-    with torch.no_grad():  # A = 0
-        generator.paint.weight.zero_()
-        generator.paint.bias.zero_()
+    if same:
+        method.encoder.backbone.autoencoder = torch.nn.Identity()
+    else:
+        with torch.no_grad():
+            generator.paint.weight.zero_()
+            generator.paint.bias.zero_()
     net = build_backbone("small", (2, 8, 8)).double()
     weights = method.encoder.backbone.net.state_dict()
     name = next(n for n, w in weights.items() if w.ndim == 4)
     assert weights[name].shape[1] == 4
-    net.load_state_dict({**weights, name: weights[name][:, :2]})
+    halves = weights[name].split(2, 1)
+    net.load_state_dict({**weights, name: sum(halves) if same else halves[0]})
     softmax = Softmax(Encoder(net, net.features, (2, 8, 8)), 3, SoftmaxSettings()).double().eval()
     softmax.encoder.normalise.load_state_dict(method.encoder.normalise.state_dict())
     softmax.head.load_state_dict(method.head.state_dict())

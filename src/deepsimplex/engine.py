@@ -128,7 +128,8 @@ def training(
         if stage.finish is not None:
             method.eval()
             seed(where, mix(recipe.seed, number, stage.epochs, 0))
-            with torch.no_grad():
+            # What is fitted here is scored without TensorFloat-32 (inference).
+            with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
                 stage.finish(lambda: passes(data))
         place = Place(number + 1)
         _check_weights(method, recipe)

@@ -190,7 +190,7 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """
     return Recipe(
         method=method,
-        backbone="osrci",
+        backbone="osrci-flat" if method_row(method).flat else "osrci",
         learning_rate=method_row(method).rate or 0.1,
         weight_decay=5e-4,
         augment=augment,
@@ -222,7 +222,7 @@ def strong_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 
 def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without dropout."""
+    """The benchmark recipe without dropout, on the mean of the last map."""
     return dataclasses.replace(benchmark_recipe(method, augment, seed), backbone="osrci-whole")
 
 

@@ -202,8 +202,8 @@ def one_stage(
 
 
 def part_of(epochs: int, share: float) -> int:
-    """So much of the epochs, one at least where there are any."""
-    return max(min(1, epochs), round(share * epochs))
+    """So much of the epochs: one at least where there are any, and none of share 0."""
+    return max(min(1, epochs), round(share * epochs)) if share else 0
 
 
 def through_head(head: nn.Module, features: Tensor) -> Tensor:

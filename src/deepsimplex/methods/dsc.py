@@ -37,7 +37,7 @@ class DSCSettings:
     temperature: float = 1.0  # eq. 7
     label_smoothing: float = 0.0  # eq. 7
     blend: float = 1.0  # weight of eq. 4 beside eq. 7 (docs/decisions/0012)
-    radius: float = 64.0  # the paper's u, for loss "literal" alone
+    radius: float = 64.0  # the paper's u, for losses "literal" and "authors" alone
     background: Literal["centroid", "hinge-A", "hinge-B", "hinge-C"] = "centroid"
     background_weight: float = 1.0
     head: Literal["auto", "linear", "dam", "none"] = "auto"
@@ -92,7 +92,11 @@ class DSC(Method):
     def forward(self, images: Tensor) -> Tensor:
         features = through_head(self.head, self.encoder(images))
         # As printed, the network works at radius u; scores and distances live at radius 1.
-        return features / self.settings.radius if self.settings.loss == "literal" else features
+        return features / self.settings.radius if self._at_radius else features
+
+    @property
+    def _at_radius(self) -> bool:
+        return self.settings.loss in ("literal", "authors")
 
     def stages(self, epochs: int) -> tuple[Stage, ...]:
         return one_stage(self, self.loss, epochs)
@@ -103,7 +107,9 @@ class DSC(Method):
         s, y, settings = self.simplex, batch.labels, self.settings
         if settings.loss == "authors":
             b = features[:0] if background is None else background
-            return losses.authors_loss(s, features, y, b, _number(settings.margin), check=False)
+            margin = _number(settings.margin)
+            known = losses.authors_loss(s, features, y, b, margin, check=False)
+            return settings.radius**2 * known
         if settings.loss == "hinge":
             known = losses.hinge_loss(s, features, y, _number(settings.margin), check=False)
         elif settings.loss in ("softmax", "blend"):

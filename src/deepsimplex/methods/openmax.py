@@ -69,9 +69,9 @@ def all_distances(rows: Tensor, means: Tensor, distance: str) -> Tensor:
 class OpenMax(Method):
     """L = −log p_y; then μ_j and a Weibull tail of ‖z − μ_j‖ for each class j.
 
-    w_j = P(a correct sample of j is nearer than this one). Scores: log-odds of 1 − P̂_0 where P̂
-    is OpenMax's, Neal's log Σ_j exp(z_j (1 − w_j)), and the largest logit. The class is the
-    largest logit's for all of them.
+    w_j = P(one of j's tail, its farthest correct samples, is nearer than this one). Scores:
+    log-odds of 1 − P̂_0 where P̂ is OpenMax's, Neal's log Σ_j exp(z_j (1 − w_j)), and the largest
+    logit. The class is the largest logit's for all of them.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: OpenMaxSettings) -> None:

@@ -182,6 +182,9 @@ class OSRCI(Method):
         Raw images (n, …) in, of which the first share is used: batches come shuffled.
         """
         settings = self.settings
+        if settings.share == 0:
+            nothing = self.encoder.normalise(images[:0])
+            return nothing, nothing.new_zeros(0)
         few = images[: max(1, round(settings.share * len(images)))]
         codes = self.encode(self.encoder.normalise(few))
         if settings.unknowns == "counterfactual":
