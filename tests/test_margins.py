@@ -1,5 +1,6 @@
 """Margins and spreads against slow loops, pytorch-metric-learning, and what must hold of them."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -230,6 +231,18 @@ def test_gradients_are_finite_at_the_ends():
         net.loss(Batch(features, labels, None, 0)).backward()
         assert features.grad.isfinite().all()
         assert net.weight.grad.isfinite().all()
+
+
+def test_annealing_is_over_at_the_same_share_of_any_training():
+    """Theirs is over after 1658 of 28 000 steps."""
+    net, given = method(Sphere, SphereSettings()), batch(torch.tensor(0))
+    values = [
+        float(net.loss(dataclasses.replace(given, step=torch.tensor(s), total=total)).detach())
+        for s, total in ((100, None), (100, 28_000), (1, 280), (17, 280), (279, 280), (10**6, None))
+    ]
+    assert values[0] == values[1] == pytest.approx(values[2], rel=1e-6)
+    assert values[2] != values[3]
+    assert values[3] == values[4] == values[5]
 
 
 def test_annealing_follows_the_step():

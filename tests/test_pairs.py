@@ -238,7 +238,7 @@ def test_terms_stand_beside_cross_entropy(settings):
     if isinstance(settings, MarginalSettings):
         term = oracles.marginal(f, y, 1.2, 0.3, 1.0)
     else:
-        term = oracles.range_loss(f, y, 2, 1.0, 1.0, 2.0)
+        term = oracles.range_loss(f, y, 2, 1.0, 0.02, 2.0)
     assert float(method.loss(batch).detach()) == pytest.approx(known + term, rel=1e-9)
     assert torch.equal(method.knownness(logits, "max_logit"), logits.amax(1))
 

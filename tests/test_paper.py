@@ -306,6 +306,40 @@ def test_bad_names_are_refused(here, capsys):
     assert "rows among eq. 4" in capsys.readouterr().err
 
 
+def test_table2_tells_what_diverged_and_keeps_more_seeds(here, monkeypatch, capsys):
+    from deepsimplex.paper import closedset, studies
+
+    original, lost = studies.conduct, set()
+
+    def failing(wanted, *rest):
+        return [
+            dataclasses.replace(outcome, failed="gone at step 3") if study.name in lost else outcome
+            for study, outcome in zip(wanted, original(wanted, *rest), strict=True)
+        ]
+
+    monkeypatch.setattr(closedset, "conduct", failing)
+    words = ("--quick", "--epochs", "1", "--rows", "softmax")
+    assert paper("table2", *words, "--seeds", "3") == 0
+    (whole,) = record(here, "table2")["cells"]
+    assert whole["diverged"] == []
+    assert paper("table2", *words, "--seeds", "2") == 0
+    assert "digits, softmax: the record's cell of 3 seeds stays." in capsys.readouterr().out
+    assert record(here, "table2")["cells"] == [whole]
+    (here / "runs/paper/paper-table2-quick.json").unlink()
+    lost.add(f"digits-softmax-{whole['rate']:g}-1-1")
+    assert paper("table2", *words, "--seeds", "3") == 0
+    assert ", 1 diverged" in capsys.readouterr().out
+    (cell,) = record(here, "table2")["cells"]
+    values = whole["accuracy"]["values"]
+    assert cell["accuracy"]["values"] == [values[0], values[2]]
+    assert cell["diverged"] == ["gone at step 3"]
+    lost |= {f"digits-softmax-{whole['rate']:g}-1-{seed}" for seed in range(3)}
+    assert paper("table2", *words, "--seeds", "3") == 1
+    out = capsys.readouterr()
+    assert "digits, softmax: diverged, gone at step 3" in out.out
+    assert "expected a training that stays finite" in out.err
+
+
 def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     seen = []
     from deepsimplex.paper import closedset, studies

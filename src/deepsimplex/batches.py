@@ -74,6 +74,10 @@ class Feed:
     def steps(self) -> int:
         return len(self.known)
 
+    @property
+    def total(self) -> int:
+        return self.steps * self.stage.epochs
+
     def begin(self, epoch: int) -> None:
         """Lay out an epoch."""
         known, background = epoch_order(self.data, self.recipe, self.stage, self.number, epoch)
@@ -102,11 +106,12 @@ class Feed:
             rows, source = torch.arange(len(known), device=known.device), self.fetched
         images = augment(source.images, rows, self.how)
         if self.background is None or source.background is None:
-            return Batch(images, labels, None, at)
+            return Batch(images, labels, None, at, self.total)
         rows = self.background.index_select(0, turn)[0]
         if self.fetched is not None:
             rows = torch.arange(len(rows), device=rows.device)
-        return Batch(images, labels, augment(source.background, rows, self.how), at)
+        others = augment(source.background, rows, self.how)
+        return Batch(images, labels, others, at, self.total)
 
 
 def epoch_order(

@@ -37,6 +37,7 @@ class Batch:
     labels: Tensor
     background: Tensor | None
     step: Tensor  # (), counted over the stage; survives resume
+    total: int | None = None  # steps of the whole stage, where they are known
 
 
 # What counts as a number in settings and recipes; bool is one to Python, and refused by range.

@@ -364,7 +364,7 @@ METHODS: dict[str, Row] = {
         "cross-entropy, widest ranges in a class and nearest class means",
         family="pairs",
         cite="Zhang et al. 2017",
-        defaults="its paper's, from memory, in units of its margin, on unit features",
+        defaults="its paper's, from memory, in units of its margin; α ours",
     ),
     "basis": Row(
         Basis,

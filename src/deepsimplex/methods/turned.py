@@ -48,7 +48,7 @@ class Turned(Method):
         images, turn = turned(batch.images)
         background = None if batch.background is None else turned(batch.background)[0]
         labels = batch.labels + self.classes * turn
-        return self.inner.loss(Batch(images, labels, background, batch.step))
+        return self.inner.loss(Batch(images, labels, background, batch.step, batch.total))
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
         """Mean over the views of the score of (class, that view's turn): (n, 4d) → (n, C)."""

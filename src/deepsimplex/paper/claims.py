@@ -147,11 +147,11 @@ def compact(records: Records) -> Judgement:
 
 
 def imbalance(records: Records) -> Judgement:
-    """Holds if the cut class clearly loses less under eq. 4 than under softmax."""
+    """Holds if the cut class clearly loses less under eq. 4 than under softmax, not if more."""
     record = records["imbalance"]
     lost = record["lost"]
     less = np.array(lost["softmax"]) - np.array(lost["eq. 4"])
-    words = {1: "holds", 0: "does not hold", -1: "does not hold"}
+    words = {1: "holds", 0: "not clear", -1: "does not hold"}
     return Judgement(
         words[clear(less)],
         f"the cut class loses {100 * np.mean(lost['eq. 4']):.1f} points, under softmax "
@@ -245,7 +245,10 @@ def radius(records: Records) -> Judgement:
 
 
 def closed_set(records: Records) -> Judgement:
-    """Eq. 4's accuracy clearly above softmax's on every set of table 2, each at its longest."""
+    """Eq. 4's accuracy clearly above softmax's on every set of table 2, each at its longest.
+
+    Clearly below on one, it does not hold; else it is not clear.
+    """
     values: dict[str, dict[str, dict[int, np.ndarray]]] = {}
     for cell in records["table2"]["cells"]:
         found = values.setdefault(cell["column"], {}).setdefault(cell["row"], {})
@@ -261,8 +264,10 @@ def closed_set(records: Records) -> Judgement:
             told[-1] += f", {max(both)} epochs{_counted(len(ours))}"
     if not signs:
         return NOTHING
+    if any(sign < 0 for sign in signs):
+        return Judgement("does not hold", "; ".join(told))
     good = all(sign > 0 for sign in signs)
-    return Judgement("holds" if good else "does not hold", "; ".join(told))
+    return Judgement("holds" if good else "not clear", "; ".join(told))
 
 
 CLAIMS = (

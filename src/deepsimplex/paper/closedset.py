@@ -66,17 +66,20 @@ def table2(
             continue
         plan = _recipe(request, column)
         screened = _choose(request, rows, column, train, plan)
-        cells += _final(request, column, train, test, plan, screened)
-        _print(column, [cell for cell in cells if cell["column"] == column])
+        found = _final(request, column, train, test, plan, screened)
+        if found:
+            _print(column, found)
+        cells += found
     for column, why in missing.items():
         console.print(f"{column}: {why}")
-    if not cells:
+    if not cells and missing:
         raise DeepSimplexError(
             "data of one column or more", f"none of {', '.join(missing)}", "get them as said above"
         )
-    measured = {_key(cell): cell for cell in cells}
+    if not cells:
+        raise DeepSimplexError("a training that stays finite", "none", "choose other --rows")
     content = {
-        "cells": list((_measured_before(request) | measured).values()),
+        "cells": list(_joined(_measured_before(request), cells).values()),
         "missing": missing,
         "published": published.CLOSED,
     }
@@ -90,7 +93,8 @@ def _print(column: str, cells: list[dict[str, Any]]) -> None:
         [
             cell["row"],
             f"{cell['rate']:g}" + (", edge" if cell["edge"] else ""),
-            spread(cell["accuracy"]),
+            spread(cell["accuracy"])
+            + (f", {len(cell['diverged'])} diverged" if cell["diverged"] else ""),
             str(published.CLOSED.get(ROWS[cell["row"]] or "", {}).get(column, "–")),
         ]
         for cell in cells
@@ -109,6 +113,21 @@ def _measured_before(request: Request) -> dict[tuple[str, str, int], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
     before = request.recorded("table2") or {"cells": []}
     return {_key(c): c for c in before["cells"] if c["row"] in ROWS}
+
+
+def _joined(
+    before: dict[tuple[str, str, int], Any], cells: list[dict[str, Any]]
+) -> dict[tuple[str, str, int], Any]:
+    """Both, new over old; but fewer seeds are not put over more."""
+    joined = dict(before)
+    for cell in cells:
+        key = _key(cell)
+        old, new = (len(c["accuracy"]["values"]) for c in (before.get(key, cell), cell))
+        if old <= new:
+            joined[key] = cell
+        else:
+            console.print(f"{key[0]}, {key[1]}: the record's cell of {old} seeds stays.")
+    return joined
 
 
 def _data(column: str, request: Request) -> tuple[LabelledSet, LabelledSet]:
@@ -143,16 +162,17 @@ def _choose(
 ) -> dict[str, dict[float, float]]:
     """Accuracy on held-out training images by method and rate; a diverged one has 0."""
     kept, held = hold_out(train.labels, HELD_OUT, seed=0)
+    seen, left = train.images[kept], {"held": train.images[held]}
     epochs = max(1, round(SCREEN * plan.epochs))
     tried = [(method, rate) for method in rows for rate in RATES]
     studies = [
         Study(
             f"{column}-{method}-{rate:g}-{epochs}-screen",
-            train.images[kept],
+            seen,
             train.labels[kept],
             train.classes,
             _of(plan, method, rate, 0, epochs),
-            {"held": train.images[held]},
+            left,
         )
         for method, rate in tried
     ]
@@ -188,7 +208,11 @@ def _final(
     cells = []
     for method, rate in chosen.items():
         mine: list[Outcome] = [next(outcomes) for _ in range(request.seeds)]
-        values = [{"accuracy": outcome.accuracy("test", test.labels)} for outcome in mine]
+        finite = [outcome for outcome in mine if outcome.failed is None]
+        values = [{"accuracy": outcome.accuracy("test", test.labels)} for outcome in finite]
+        if not finite:
+            console.print(f"{column}, {method}: diverged, {mine[0].failed}")
+            continue
         cells.append(
             {
                 "column": column,
@@ -200,6 +224,8 @@ def _final(
                 **{name: getattr(plan, name) for name in ("batch_size", "augment", "mirror")},
                 "train images": len(train.labels),
                 **summary(values, ("accuracy",)),
+                "last loss": [outcome.losses[-1] for outcome in finite],  # a triplet's m: collapsed
+                "diverged": [outcome.failed for outcome in mine if outcome.failed is not None],
                 "seconds": [outcome.seconds for outcome in mine],
                 "commits": sorted({str(outcome.commit) for outcome in mine}),
                 "command": command(),
