@@ -244,6 +244,21 @@ def test_background_reaches_the_training(folder, tmp_path, capsys):
     assert "settings of 'dsc'" in capsys.readouterr().err
 
 
+def test_known_images_are_no_background(folder, tmp_path, capsys):
+    """Else the threshold would be set by images that were trained on."""
+    first = next(path for path in sorted(folder.iterdir()) if path.is_dir())
+    words = ["train", str(folder), "--epochs", "1", "--out", str(tmp_path / "x")]
+    assert run([*words, "--background", str(first)]) == 1
+    assert "expected background that is none of the known images" in capsys.readouterr().err
+    mixed = tmp_path / "mixed"
+    shutil.copytree(first, mixed)
+    Image.fromarray(np.full((8, 8, 3), 77, np.uint8)).save(mixed / "new.png")
+    assert run([*words, "--background", str(mixed)]) == 0
+    out = capsys.readouterr().out
+    assert f"Left out of the background: {len(list(first.iterdir()))} of the known images." in out
+    assert ", 1 background" in out
+
+
 def test_background_trained_on_is_left_out(folder, test_folder, tmp_path, capsys):
     words = ["--epochs", "1", "--background", str(test_folder / "unknown")]
     assert run(["train", str(folder), "--out", str(tmp_path / "run"), *words]) == 0

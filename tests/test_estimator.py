@@ -299,3 +299,16 @@ def test_fit_is_silent():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quick(keep=0.8, epochs=2).fit(X, y)
+
+
+@pytest.mark.parametrize("bytes_first", [True, False])
+def test_bytes_are_not_taken_for_fractions(bytes_first):
+    """They would all be unknown, silently."""
+    images, labels = toys.pictures(40)
+    kinds = [images, (images / 255.0).astype(np.float32)]
+    fitted, given = kinds if bytes_first else kinds[::-1]
+    classifier = OpenSetClassifier(epochs=1, device="cpu", keep=None).fit(fitted, labels)
+    assert len(classifier.predict(fitted)) == 40
+    for ask in (classifier.predict, classifier.score_samples, classifier.decision_function):
+        with pytest.raises(DeepSimplexError, match="as fitted"):
+            ask(given)

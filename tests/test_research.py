@@ -142,6 +142,13 @@ def test_compare_on_own_data(tmp_path, capsys):
     assert run([*words, *more, "--splits", "random", "--seed", "4"]) == 0
     record = json.loads((tmp_path / "r" / "compare-own-random.json").read_text())
     assert len(record["methods"]["softmax"]) == 2
+    last = record["methods"]["softmax"][1]
+    # A trial by its number is that trial.
+    alone = [*words[:2], "--epochs", "1", "--splits", "random", "--seed", "4", "--trial", "1"]
+    assert run([*alone, "--out", str(tmp_path / "p"), "--results", str(tmp_path / "q")]) == 0
+    found = json.loads((tmp_path / "q" / "compare-own-random.json").read_text())
+    (one,) = found["methods"]["softmax"]
+    assert (one["trial"], one["auroc"]) == (last["trial"], last["auroc"])
 
 
 @pytest.mark.parametrize(

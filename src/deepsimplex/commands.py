@@ -23,7 +23,7 @@ from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
-from deepsimplex.data.protocols import known_classes
+from deepsimplex.data.protocols import digests, known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
@@ -336,7 +336,18 @@ def _background(folder: Path | None, images: Tensor) -> Tensor | None:
             "check the path",
         )
     shape, pixels = (*images.shape[2:], images.shape[1]), images.dtype == torch.uint8
-    return to_tensor(background_beside(str(folder), Path(), "", shape, pixels).images)
+    extra = background_beside(str(folder), Path(), "", shape, pixels).images
+    own = set(digests(images.permute(0, 2, 3, 1).numpy()))
+    others = np.array([digest not in own for digest in digests(extra)])
+    if not others.any():
+        raise DeepSimplexError(
+            "background that is none of the known images",
+            f"{len(others)}, all of them",
+            "give other",
+        )
+    if not others.all():
+        console.print(f"Left out of the background: {(~others).sum()} of the known images.")
+    return to_tensor(extra[others])
 
 
 def _limit(value: float | None) -> str:

@@ -231,6 +231,13 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                 f"{tuple(images.shape[1:])}",
                 "give them the shape of the training samples",
             )
+        if images.ndim == 4 and images.is_floating_point() == self.model_.pixels:
+            kinds = ["numbers that are no bytes", "uint8 pixels 0…255"]
+            raise DeepSimplexError(
+                f"{kinds[self.model_.pixels]}, as fitted",
+                kinds[not self.model_.pixels],
+                "convert them to the kind and range of the training samples",
+            )
         return images
 
 

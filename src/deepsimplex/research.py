@@ -261,9 +261,9 @@ def _trials(
             "choose one",
         )
     data = _own_data(name, on_bad)
-    count = numbers if isinstance(numbers, int) else len(numbers)
+    chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
     extra = _own_extra(background, root, data)
-    known = random_trials(data, count, seed)
+    known = random_trials(data, max(chosen) + 1, seed)
     return [
         (
             n,
@@ -271,8 +271,8 @@ def _trials(
                 data, known[n], name=f"{data.source}/random/{seed}/{n}", seed=n, background=extra
             ),
         )
-        for n in range(count)
-    ], f"{count} random choices of known classes, seed {seed}"
+        for n in chosen
+    ], f"{len(chosen)} random choices of known classes, seed {seed}"
 
 
 def with_photographs(trial: Trial) -> Trial:
