@@ -188,6 +188,10 @@ def test_tables(separator, bom, tmp_path):
     ]
     text = "\r\n".join(separator.join(line) for line in lines)
     (tmp_path / "set.csv").write_bytes((bom + text).encode())
+    for name, got in (("none", "nothing of that name"), ("set.npz", "a file of another kind")):
+        (tmp_path / "set.npz").touch()
+        with pytest.raises(DeepSimplexError, match=f"or a .csv table at .*{name}'; got {got}"):
+            list_images(tmp_path / name)
     listing = list_images(tmp_path / "set.csv")
     assert rows(listing) == {
         "images/a.png": ("", "cat"),

@@ -70,7 +70,14 @@ class Listing:
 
 def list_images(source: Path) -> Listing:
     """A folder or a table."""
-    return list_folder(source) if source.is_dir() else list_csv(source)
+    if source.is_dir():
+        return list_folder(source)
+    if source.suffix.lower() not in TABLES or not source.is_file():
+        got = "a file of another kind" if source.exists() else "nothing of that name"
+        raise DeepSimplexError(
+            f"a folder of class folders or a .csv table at {str(source)!r}", got, "check the path"
+        )
+    return list_csv(source)
 
 
 def image_files(folder: Path) -> list[Path]:
