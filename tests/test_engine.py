@@ -14,6 +14,7 @@ from deepsimplex import engine, inference
 from deepsimplex.batches import Feed, TrainingSet, balanced_order, epoch_order, passes
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
+from deepsimplex.methods import build_method
 from deepsimplex.methods.base import Method, Optimiser, Stage, Update
 from deepsimplex.optimisers import Plain, build_optimisers, rates
 from deepsimplex.recipes import (
@@ -635,6 +636,13 @@ def test_larger_images_are_trained_at_length_where_that_was_measured():
     for other in ({"background": True}, {"pixels": False}):
         plain = default_recipe("auto", (3, 32, 32), **other)
         assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
+
+
+def test_c2ae_decodes_the_last_map_of_the_benchmarks_net():
+    recipe = BENCHMARK_RECIPES["common"]("c2ae", "none")
+    method = build_method("c2ae", recipe.backbone, (3, 32, 32), 6, recipe.settings)
+    assert method.encoder.features == 128 * 4 * 4
+    assert BENCHMARK_RECIPES["common"]("softmax", "none").backbone == "osrci"
 
 
 @pytest.mark.parametrize("name", ["rpl", "gcpl"])

@@ -301,6 +301,13 @@ def test_fit_is_silent():
         quick(keep=0.8, epochs=2).fit(X, y)
 
 
+def test_known_images_are_no_background():
+    images, labels = toys.pictures(40)
+    mixed = np.concatenate([toys.unknown_pictures(10), images[:3]])
+    with pytest.raises(DeepSimplexError, match="none of the known images; got 3 of them"):
+        OpenSetClassifier(epochs=1, device="cpu").fit(images, labels, background=mixed)
+
+
 @pytest.mark.parametrize("bytes_first", [True, False])
 def test_bytes_are_not_taken_for_fractions(bytes_first):
     """They would all be unknown, silently."""

@@ -271,3 +271,24 @@ def test_a_frozen_backbone_stays(name):
     model = fit_model(images, labels, list("abc"), plan, device="cpu", freeze=True)
     for key, weight in model.method.encoder.backbone.state_dict().items():
         assert torch.equal(weight, before[key]), key
+
+
+def test_the_range_is_not_rounded_by_autocast():
+    features = torch.randn(24, 8, generator=torch.Generator().manual_seed(1))
+    features = (1 + 0.02 * features).requires_grad_()  # class means near one another
+    labels = torch.arange(24) % 3
+    settings = RangeSettings(intra=0.0)
+    plain = torch.autograd.grad(range_term(features, labels, settings), features)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        value = range_term(features, labels, settings)
+    cast = torch.autograd.grad(value, features)[0]  # as the engine does, outside
+    assert plain.abs().max() > 0
+    assert torch.allclose(plain, cast, rtol=1e-5, atol=1e-9)
+
+
+def test_a_shorter_mean_of_two_views_is_judged_by_its_direction():
+    method = build_method("triplet", "small", (1, 8, 8), 3)
+    method.means.copy_(torch.randn(method.means.shape, generator=torch.Generator().manual_seed(2)))
+    views = nn.functional.normalize(torch.randn(20, method.means.shape[1]), dim=1)
+    half, whole = (method.class_scores(k * views, "distance") for k in (0.5, 1.0))
+    assert torch.allclose(half, whole, atol=1e-6)

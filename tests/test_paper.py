@@ -323,7 +323,10 @@ def test_table2_tells_what_diverged_and_keeps_more_seeds(here, monkeypatch, caps
     (whole,) = record(here, "table2")["cells"]
     assert whole["diverged"] == []
     assert paper("table2", *words, "--seeds", "2") == 0
-    assert "digits, softmax: the record's cell of 3 seeds stays." in capsys.readouterr().out
+    assert (
+        "digits, softmax: the record's cell of 3 seeds stays; 2 are not recorded over it."
+        in capsys.readouterr().out
+    )
     assert record(here, "table2")["cells"] == [whole]
     (here / "runs/paper/paper-table2-quick.json").unlink()
     lost.add(f"digits-softmax-{whole['rate']:g}-1-1")

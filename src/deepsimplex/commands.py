@@ -23,7 +23,7 @@ from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import image_files, list_images
 from deepsimplex.data.pictures import read_images
-from deepsimplex.data.protocols import digests, known_classes
+from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
@@ -35,8 +35,8 @@ from deepsimplex.fitting import (
 )
 from deepsimplex.methods import settings_for
 from deepsimplex.metrics import accuracy
-from deepsimplex.model import Decision, Model
-from deepsimplex.recipes import default_recipe
+from deepsimplex.model import Decision, Model, repeated
+from deepsimplex.recipes import Recipe, default_recipe
 from deepsimplex.runs import Run, fingerprint
 from deepsimplex.terminal import called, console, percent, progress, table, training
 
@@ -73,12 +73,7 @@ def train(
     given = _material(source, known, size, on_bad, background)
     images, labels, classes = given.images, given.labels, given.classes
     shape = tuple(images.shape[1:])
-    changes = {name: value for name, value in recipe_changes.items() if value is not None}
-    still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
-    pixels = images.dtype == torch.uint8 and not freeze
-    recipe = default_recipe(method, shape, seed, len(labels), given.background is not None, pixels)
-    changes = {**still, **changes, "settings": settings_for(recipe.method, settings)}
-    recipe = dataclasses.replace(recipe, **changes)
+    recipe = _recipe(given, method, settings, seed, freeze, recipe_changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     given.describe(len(training_part), len(held))
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
@@ -156,6 +151,25 @@ def _material(
     images = to_tensor(data.images[chosen])
     labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
     return _Material(whole, classes, images, labels, _background(background, images))
+
+
+def _recipe(
+    given: _Material,
+    method: str,
+    settings: dict[str, Any],
+    seed: int,
+    freeze: bool,
+    changes: dict[str, Any],
+) -> Recipe:
+    """The default for these images, with what was asked otherwise."""
+    shape, pixels = tuple(given.images.shape[1:]), given.images.dtype == torch.uint8
+    count, background = len(given.labels), given.background is not None
+    recipe = default_recipe(method, shape, seed, count, background, pixels and not freeze)
+    still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
+    asked = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(
+        recipe, **{**still, **asked, "settings": settings_for(recipe.method, settings)}
+    )
 
 
 def load(source: str, **how: Any) -> LabelledSet:
@@ -336,18 +350,15 @@ def _background(folder: Path | None, images: Tensor) -> Tensor | None:
             "check the path",
         )
     shape, pixels = (*images.shape[2:], images.shape[1]), images.dtype == torch.uint8
-    extra = background_beside(str(folder), Path(), "", shape, pixels).images
-    own = set(digests(images.permute(0, 2, 3, 1).numpy()))
-    others = np.array([digest not in own for digest in digests(extra)])
-    if not others.any():
+    extra = to_tensor(background_beside(str(folder), Path(), "", shape, pixels).images)
+    known = repeated(extra, images)
+    if known.all():
         raise DeepSimplexError(
-            "background that is none of the known images",
-            f"{len(others)}, all of them",
-            "give other",
+            "background that is none of the known images", f"{len(known)} of them", "give others"
         )
-    if not others.all():
-        console.print(f"Left out of the background: {(~others).sum()} of the known images.")
-    return to_tensor(extra[others])
+    if known.any():
+        console.print(f"Left out of the background: {known.sum()} of the known images.")
+    return extra[~known]
 
 
 def _limit(value: float | None) -> str:

@@ -27,7 +27,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.frozen import feature_set, load_weights, trained_on_features
 from deepsimplex.lanes import drive
 from deepsimplex.methods import build_method, method_row
-from deepsimplex.model import Model, digests
+from deepsimplex.model import Model, digests, repeated
 from deepsimplex.recipes import Recipe
 
 
@@ -158,7 +158,8 @@ def fitting(
     shape = tuple(images.shape[1:])
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     check_request(recipe, shape, len(names), score=score, radius=radius, **promise)
-    _check_problem(labels, names, recipe, background)
+    parts = [images] if calibration is None else [images, calibration]
+    _check_problem(labels, names, recipe, background, parts)
     check_pretrained(images, recipe, weights, freeze, feature_cache)
     recipe = dataclasses.replace(recipe, backbone=resolve_backbone(recipe.backbone, shape))
     seen = [digests(images)]
@@ -232,7 +233,11 @@ def calibrate(
 
 
 def _check_problem(
-    labels: Tensor, names: np.ndarray, recipe: Recipe, background: Tensor | None
+    labels: Tensor,
+    names: np.ndarray,
+    recipe: Recipe,
+    background: Tensor | None,
+    parts: Sequence[Tensor],
 ) -> None:
     smallest, largest = (int(v) for v in torch.aminmax(labels)) if len(labels) else (0, 0)
     if smallest < 0 or largest >= len(names):
@@ -244,5 +249,10 @@ def _check_problem(
     check_background(recipe, background is not None)
     if background is None:
         return
+    known = sum(int(repeated(background, part).sum()) for part in parts)
+    if known:
+        raise DeepSimplexError(
+            "background that is none of the known images", f"{known} of them", "leave those out"
+        )
     if len(background) == 0 or not background.isfinite().all():
         raise DeepSimplexError("background images of finite numbers", "none", "check them")

@@ -175,6 +175,12 @@ def digests(images: Tensor) -> np.ndarray:
     return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 8).copy()
 
 
+def repeated(images: Tensor, among: Tensor) -> np.ndarray:
+    """Which images are, byte for byte, in another set too: (n, …), (m, …) → (n,)."""
+    others = {row.tobytes() for row in digests(among)}
+    return np.array([row.tobytes() in others for row in digests(images)], dtype=bool)
+
+
 def _reason(score: str, known: bool, name: Any, value: float, limit: float) -> str:
     verdict = f"{name}" if known else "UNKNOWN"
     if score == "distance":

@@ -66,7 +66,6 @@ class DSC(Method):
     Eq. 7 leaves the features' length free, and the length tells how familiar an image is: its
     default score is the dot product. It has no distance: familiar features lie beyond their
     vertex and unknown ones nearer to it. The other losses pin the length and take the distance.
-    The authors' loss drives a background outwards: shown one, dot and cosine rank it first.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:

@@ -14,7 +14,7 @@ from deepsimplex.data.archives import load_official
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import charts, published
-from deepsimplex.paper.requests import Request
+from deepsimplex.paper.requests import Request, joined
 from deepsimplex.paper.studies import Outcome, Study, conduct
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import command
@@ -78,8 +78,9 @@ def table2(
         )
     if not cells:
         raise DeepSimplexError("a training that stays finite", "none", "choose other --rows")
+    measured = {_key(cell): cell for cell in cells}
     content = {
-        "cells": list(_joined(_measured_before(request), cells).values()),
+        "cells": list(joined(_measured_before(request), measured, _seeds, _stays).values()),
         "missing": missing,
         "published": published.CLOSED,
     }
@@ -115,19 +116,15 @@ def _measured_before(request: Request) -> dict[tuple[str, str, int], Any]:
     return {_key(c): c for c in before["cells"] if c["row"] in ROWS}
 
 
-def _joined(
-    before: dict[tuple[str, str, int], Any], cells: list[dict[str, Any]]
-) -> dict[tuple[str, str, int], Any]:
-    """Both, new over old; but fewer seeds are not put over more."""
-    joined = dict(before)
-    for cell in cells:
-        key = _key(cell)
-        old, new = (len(c["accuracy"]["values"]) for c in (before.get(key, cell), cell))
-        if old <= new:
-            joined[key] = cell
-        else:
-            console.print(f"{key[0]}, {key[1]}: the record's cell of {old} seeds stays.")
-    return joined
+def _seeds(cell: dict[str, Any]) -> int:
+    return len(cell["accuracy"]["values"])
+
+
+def _stays(old: dict[str, Any], new: dict[str, Any]) -> None:
+    console.print(
+        f"{old['column']}, {old['row']}: the record's cell of {_seeds(old)} seeds stays; "
+        f"{_seeds(new)} are not recorded over it."
+    )
 
 
 def _data(column: str, request: Request) -> tuple[LabelledSet, LabelledSet]:

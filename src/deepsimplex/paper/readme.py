@@ -16,6 +16,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import ROWS, label, shortened
 from deepsimplex.recipes import BENCHMARK_RECIPES
+from deepsimplex.tables import spread
 
 
 def update(readme: Path, results: Path) -> str:
@@ -102,13 +103,8 @@ def open_set(results: Path) -> str:
     return _markdown(["AUROC in %", "background", *columns], [*rows, sources, paper])
 
 
-def _cell(summary: dict[str, Any]) -> str:
-    sd = "" if summary["sd"] is None else f" ± {100 * summary['sd']:.1f}"
-    return f"{100 * summary['mean']:.1f}{sd}"
-
-
 def _measured(cell: dict[str, Any], measure: str, trials: int) -> str:
-    return _cell(cell[measure]) + _short(cell, trials) if measure in cell else "–"
+    return spread(cell[measure]) + _short(cell, trials) if measure in cell else "–"
 
 
 def _short(cell: dict[str, Any], trials: int) -> str:
@@ -129,7 +125,7 @@ def closed_set(results: Path) -> str:
         [
             row,
             *(
-                _cell(cells[column, row, epochs]["accuracy"])
+                spread(cells[column, row, epochs]["accuracy"])
                 if (column, row, epochs) in cells
                 else "–"
                 for column, epochs in columns

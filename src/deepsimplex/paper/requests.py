@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepsimplex.engine import pick_device
 from deepsimplex.runs import command, environment, write_json
@@ -74,3 +75,23 @@ class Request:
 
     def named(self, name: str) -> str:
         return f"{name}-quick" if self.quick else name
+
+
+Cell = dict[str, Any]
+K = TypeVar("K")
+
+
+def joined(
+    before: dict[K, Cell],
+    cells: dict[K, Cell],
+    weight: Callable[[Cell], Any],
+    stays: Callable[[Cell, Cell], None] | None = None,
+) -> dict[K, Cell]:
+    """Cells of a record and new ones over them, but none over a weightier one, which is told."""
+    both = dict(before)
+    for key, cell in cells.items():
+        if key not in before or weight(before[key]) <= weight(cell):
+            both[key] = cell
+        elif stays is not None:
+            stays(before[key], cell)
+    return both

@@ -11,7 +11,7 @@ from deepsimplex import tables
 from deepsimplex.data.protocols import repeated_trials
 from deepsimplex.paper import charts, published
 from deepsimplex.paper.opensets import ROWS, Plan, recipe_for, results
-from deepsimplex.paper.requests import Request
+from deepsimplex.paper.requests import Request, joined
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table
 
@@ -46,7 +46,7 @@ def _show(
     measured = (_measured(key, records, plan) for key, records in found.items())
     cells |= {_key(cell): cell for cell in measured}
     _print(plan, measure, printed, cells)
-    joined = _joined(_recorded(request, plan.named(name)), given, tell=False)
+    before = joined(_recorded(request, plan.named(name)), given, _weight)
     content = {
         "measure": measure,
         "family": plan.family,
@@ -54,7 +54,7 @@ def _show(
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
         "cells": [
             cell | _distinct(cell, measure, plan.family)
-            for cell in _joined(joined, cells, tell=True).values()
+            for cell in joined(before, cells, _weight, _stays).values()
         ],
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
@@ -62,9 +62,9 @@ def _show(
     if measure == "auroc":
         content["best published without background"] = published.BEST_WITHOUT_BACKGROUND
     if given and taken is not None:
-        before = request.recorded(plan.named(taken))
+        source = request.recorded(plan.named(taken))
         about = {"record": f"paper-{request.named(plan.named(taken))}.json"}
-        content["taken from"] = about | {"environment": before["environment"]}
+        content["taken from"] = about | {"environment": source["environment"]}
     request.record(plan.named(name), content)
     request.draw(plan.named(name), charts.open_sets(content))
     return content
@@ -87,19 +87,12 @@ def _weight(cell: dict[str, Any]) -> tuple[int, int]:
     return cell["epochs"], len(cell["auroc"]["values"])
 
 
-def _joined(before: Cells, cells: Cells, tell: bool) -> Cells:
-    """Both, new over old; but fewer epochs, or of as many fewer trials, are not put over more."""
-    joined = dict(before)
-    for key, cell in cells.items():
-        old, new = (_weight(before[key]) if key in before else (0, 0)), _weight(cell)
-        if old <= new:
-            joined[key] = cell
-        elif tell:
-            console.print(
-                f"{key[0]}, {key[2]}: the record's cell of {old[0]} epochs, {old[1]} trials stays; "
-                f"{new[0]} epochs, {new[1]} trials are not recorded over it."
-            )
-    return joined
+def _stays(old: dict[str, Any], new: dict[str, Any]) -> None:
+    have, come = ("{} epochs, {} trials".format(*_weight(cell)) for cell in (old, new))
+    console.print(
+        f"{old['column']}, {old['row']}: the record's cell of {have} stays; "
+        f"{come} are not recorded over it."
+    )
 
 
 def _recorded(request: Request, name: str) -> Cells:
