@@ -226,10 +226,16 @@ def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     return dataclasses.replace(benchmark_recipe(method, augment, seed), backbone="osrci-whole")
 
 
+def strong_whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The strong recipe without dropout, on the mean of the last map (docs/decisions/0012)."""
+    return dataclasses.replace(strong_recipe(method, augment, seed), backbone="osrci-whole")
+
+
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
     "whole": whole_recipe,
     "long": long_recipe,
     "strong": strong_recipe,
+    "strong-whole": strong_whole_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""
