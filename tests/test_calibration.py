@@ -198,6 +198,8 @@ def test_meaning_is_one_sentence_that_names_the_promise():
     by = conformal_threshold(scores, 0.95, predicted=predicted, classes=3).meaning()
     assert "predicted as each class" in by
     assert "2 of 3 classes (number 1, 2) keep everything" in by
+    named = conformal_threshold(scores, 0.95, predicted=predicted, classes=3).meaning(["a", 5, "b"])
+    assert named == by.replace("number 1, 2", "5, b")
     assert "at least 19 images" in by
     for sentence in (mean, pac, by):
         assert sentence.endswith(".")

@@ -48,6 +48,16 @@ def test_a_good_set(root):
     assert seen[-1] == (24, 24)
 
 
+def test_a_set_too_small_for_a_threshold(root):
+    report = check(list_folder(root), share=0.2, keep=0.95)
+    assert kinds(report)["few images"].text == (
+        "24 images leave 4 to calibrate: a threshold that keeps 95 % needs 19, "
+        "and without one nothing is rejected"
+    )
+    assert report.fit
+    assert check(list_folder(root), share=0.2, keep=0.8).findings == ()
+
+
 def test_nothing_is_written(root):
     before = sorted((p, p.stat().st_mtime_ns) for p in [root, *root.rglob("*")])
     check(list_folder(root), workers=2)

@@ -595,6 +595,7 @@ def test_bad_input():
         ({"batch_size": 1}, "batch_size as a whole number from 2"),
         ({"seed": 10**20}, "seed as a whole number"),
         ({"learning_rate": math.nan}, "learning_rate from 0"),
+        ({"learning_rate": 0}, "a learning_rate above 0"),
         ({"momentum": 1.0}, "momentum from 0 to below 1"),
         ({"clip": 0.0}, "clip above 0"),
         ({"optimiser": "lion"}, "optimiser among sgd, adamw"),

@@ -72,8 +72,12 @@ def test_images_end_to_end(shape):
 def test_wrong_shapes_are_told():
     images, labels = toys.pictures(30)
     classifier = quick(epochs=1).fit(images, labels)
-    with pytest.raises(DeepSimplexError, match=r"samples of shape \(1, 8, 8\)"):
-        classifier.predict(images[:, :, :5])
+    for bad in (images[:, :, :5], images[0]):
+        with pytest.raises(DeepSimplexError, match=r"X of shape \(n, 8, 8, 1\).*X\[None\]"):
+            classifier.predict(bad)
+    colours = np.repeat(images, 3, 3)
+    with pytest.raises(DeepSimplexError, match=r"\(30, 3, 8, 8\), with the channels before"):
+        quick().fit(colours.transpose(0, 3, 1, 2), labels)
     with pytest.raises(DeepSimplexError, match="X of shape"):
         quick().fit(np.zeros((4, 2, 2, 2, 2)), [0, 1, 0, 1])
     with pytest.raises(DeepSimplexError, match="fit float32"):

@@ -239,6 +239,8 @@ def test_the_recipes_by_name():
     whole = opensets.recipe_for("eq. 7", "cifar10", 2, None, "whole")
     assert whole == dataclasses.replace(common, backbone="osrci-whole")
     theirs = opensets.recipe_for("softmax", "cifar10", 0, None, "strong")
+    both = opensets.recipe_for("softmax", "cifar10", 0, None, "strong-whole")
+    assert both == dataclasses.replace(theirs, backbone="osrci-whole")
     assert (theirs.epochs, theirs.augment, theirs.restarts) == (600, "strong+crop+flip", 2)
     assert (theirs.weight_decay, theirs.clip, theirs.nesterov) == (1e-4, None, False)
     plan = opensets.recipe_for("eq. 7", "cifar10", 2, None, "long")

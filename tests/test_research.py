@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import test_archives as files
+import torch
 import toys
 from PIL import Image
+from safetensors.torch import save_file
 
 from deepsimplex import research
+from deepsimplex.backbones import build_backbone
 from deepsimplex.cli import run
 from deepsimplex.methods import METHODS
+from deepsimplex.model import Model
 from deepsimplex.tables import rows
 
 
@@ -238,15 +242,63 @@ def test_estimate_refuses_before_it_trains(tmp_path, capsys):
     assert {fold["score"] for fold in folds} == {"joined"}
 
 
+def folder_of(images, labels, place):
+    for image, label in zip(images, labels, strict=True):
+        folder = place / "abcd"[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0]).save(folder / f"{len(list(folder.iterdir()))}.png")
+    return place
+
+
+def test_estimate_trains_as_train_does(tmp_path, capsys):
+    data = folder_of(*toys.pictures(120, classes=4), tmp_path / "data")
+    weights = tmp_path / "small.safetensors"
+    for path, seed in ((weights, 1), (tmp_path / "other.safetensors", 2)):
+        torch.manual_seed(seed)
+        save_file(build_backbone("small", (1, 12, 12)).state_dict(), path)
+    ways = ["--size", "12", "--backbone", "small", "--weights", str(weights), "--freeze"]
+    ways += ["--known", "d,b,a", "--epochs", "2", "--keep", "0.8", "--set", "head=linear"]
+    assert run(["train", str(data), *ways, "--out", str(tmp_path / "t")]) == 0
+    assert run(["estimate", str(data), *ways, "--out", str(tmp_path / "e")]) == 0
+    assert "3 trainings of dsc, 2 epochs each" in " ".join(capsys.readouterr().out.split())
+    train, fold = (
+        json.loads((tmp_path / where / "recipe.json").read_text()) for where in ("t", "e/without-0")
+    )
+    assert fold["recipe"] == train["recipe"]
+    assert train["recipe"]["settings"]["head"] == "linear"
+    for name in ("keep", "weights", "freeze"):
+        assert fold["data"][name] == train["data"][name]
+    assert Model.load(tmp_path / "e/without-0/model.safetensors").shape == (1, 12, 12)
+    ways[5] = str(tmp_path / "other.safetensors")
+    assert run(["estimate", str(data), *ways, "--out", str(tmp_path / "e")]) == 1
+    assert "a different file of weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["estimate"], ["compare", "--splits", "random", "--trials", "1", "--size", "9"]],
+    ids=lambda w: w[0],
+)
+def test_too_few_images_for_a_threshold_are_told(words, tmp_path, capsys):
+    data = folder_of(*toys.pictures(60, classes=4), tmp_path / "data")
+    words = [words[0], str(data), *words[1:], "--epochs", "1", "--out", str(tmp_path / "runs")]
+    words += ["--results", str(tmp_path / "results")] if "compare" in words else []
+    assert run(words) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a threshold that keeps 95 % needs 19 images to calibrate" in text
+
+
+def test_a_benchmark_has_its_own_size(tmp_path, capsys):
+    assert run(["compare", "digits", "--size", "16", "--out", str(tmp_path / "r")]) == 1
+    assert "no --size for digits" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words", [["estimate"], ["compare", "--splits", "random", "--trials", "1"]], ids=lambda w: w[0]
 )
 def test_bad_images_of_own_data_are_named_or_left_out(words, tmp_path, capsys):
     data = tmp_path / "data"
-    for image, label in zip(*toys.pictures(80, classes=4), strict=True):
-        folder = data / "abcd"[label]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image[..., 0]).save(folder / f"{len(list(folder.iterdir()))}.png")
+    folder_of(*toys.pictures(80, classes=4), data)
     (data / "a" / "bad.png").write_text("no image")
     words = [words[0], str(data), *words[1:], "--epochs", "1", "--out", str(tmp_path / "runs")]
     words += ["--results", str(tmp_path / "results")] if "compare" in words else []

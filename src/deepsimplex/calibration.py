@@ -24,7 +24,7 @@ from __future__ import annotations
 import bisect
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -90,8 +90,11 @@ class Threshold:
             return np.full(len(_vector(predicted, "predicted")), self.values[0])
         return np.asarray(self.values)[_class_indices(predicted, len(self.values))]
 
-    def meaning(self) -> str:
-        """What is promised, in one sentence, and where too small a sample keeps everything."""
+    def meaning(self, classes: Sequence[Any] | NDArray[Any] | None = None) -> str:
+        """What is promised, in one sentence, and where too small a sample keeps everything.
+
+        Classes are called by their names in `classes`, or by number.
+        """
         share = f"{100 * self.keep:g} %"
         group = " among those predicted as each class" if self.by == "predicted" else ""
         if self.guarantee == "mean":
@@ -104,18 +107,20 @@ class Threshold:
                 f"With {100 * self.confidence:g} % confidence in the draw of the calibration "
                 f"images, at least {share} of new images of known classes are kept{group}"
             )
-        return f"{promise} ({sum(self.counts)} were used){self._shortage()}."
+        return f"{promise} ({sum(self.counts)} were used){self._shortage(classes)}."
 
-    def _shortage(self) -> str:
-        needed = _least_sample(self.keep, self.guarantee, self.confidence)
+    def _shortage(self, classes: Sequence[Any] | NDArray[Any] | None) -> str:
+        needed = least_sample(self.keep, self.guarantee, self.confidence)
         short = [group for group, n in enumerate(self.counts) if n < needed]
         if not short:
             return ""
         if self.by == "all":
             return f"; everything is kept, because a limit needs at least {needed} of them"
-        named = ", ".join(map(str, short[:10])) + (", …" if len(short) > 10 else "")
+        names = [str(group if classes is None else classes[group]) for group in short[:10]]
+        named = ("number " if classes is None else "") + ", ".join(names)
+        named += ", …" if len(short) > 10 else ""
         return (
-            f"; {len(short)} of {len(self.counts)} classes (number {named}) keep everything, "
+            f"; {len(short)} of {len(self.counts)} classes ({named}) keep everything, "
             f"because a limit needs at least {needed} images predicted as the class"
         )
 
@@ -214,7 +219,7 @@ def _rank(n: int, keep: float, guarantee: str, confidence: float) -> int:
     return bisect.bisect_right(range(1, n + 1), 1e-12 - confidence, key=shortfall)
 
 
-def _least_sample(keep: float, guarantee: str, confidence: float) -> int:
+def least_sample(keep: float, guarantee: str = "mean", confidence: float = 0.9) -> int:
     """The smallest n with k ≥ 1: (n+1)(1−keep) ≥ 1, or 1 − keepⁿ ≥ confidence."""
     if guarantee == "mean":
         return math.ceil(1 / _reject(keep)) - 1

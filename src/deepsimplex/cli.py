@@ -18,6 +18,24 @@ import typer
 from deepsimplex import __version__
 from deepsimplex.bench.commands import bench_app
 from deepsimplex.errors import DeepSimplexError, Stopped
+from deepsimplex.options import (
+    Data,
+    Device,
+    Freeze,
+    Keep,
+    Known,
+    Method,
+    ModelPath,
+    Net,
+    OnBad,
+    Score,
+    Seed,
+    Setting,
+    Size,
+    Weights,
+    names,
+    settings,
+)
 from deepsimplex.paper.commands import paper_app
 
 # Some versions of typer bring their own copy of click; the bases of its exceptions are alike.
@@ -32,20 +50,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of class folders.")]
-ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Size = Annotated[int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")]
-OnBad = Annotated[str, typer.Option(help="Unreadable images: fail or skip.")]
-Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]
-Score = Annotated[
-    str | None,
-    typer.Option(
-        help="Knownness score: the method's default, another of its own, or a detector fitted "
-        "after training: nearest, joined, energy; with the extra 'ood' knn, vim, odin, react …"
-    ),
-]
 
 
 def _version(asked: bool) -> None:
@@ -80,12 +84,10 @@ def demo(
 def train(
     data: Data,
     out: Annotated[Path, typer.Option(help="Run folder; the same command resumes it.")],
-    method: Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")] = "auto",
-    backbone: Annotated[str, typer.Option(help="auto picks by image size.")] = "auto",
-    known: Annotated[
-        str | None, typer.Option(help="Train these classes only, e.g. 'cat,dog'.")
-    ] = None,
-    keep: Annotated[float, typer.Option(help="Share of new knowns to keep.")] = 0.95,
+    method: Method = "auto",
+    backbone: Net = "auto",
+    known: Known = None,
+    keep: Keep = 0.95,
     reject: Annotated[bool, typer.Option(help="Calibrate a threshold and reject below it.")] = True,
     guarantee: Annotated[
         str, typer.Option(help="mean: on average over calibration draws; pac: 90 % sure.")
@@ -102,16 +104,11 @@ def train(
     augment: Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")] = None,
     size: Size = None,
     weights: Weights = None,
-    freeze: Annotated[
-        bool, typer.Option("--freeze", help="Train the head only, on features computed once.")
-    ] = False,
+    freeze: Freeze = False,
     on_bad: OnBad = "fail",
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A setting of the method, e.g. loss=softmax; repeatable."),
-    ] = None,
+    setting: Setting = None,
     radius: Annotated[float, typer.Option(help="Unit of length of distances.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    seed: Seed = 0,
     device: Device = "auto",
     checkpoint_seconds: Annotated[float, typer.Option(min=0)] = 60.0,
 ) -> None:
@@ -121,7 +118,7 @@ def train(
     commands.train(
         data,
         out,
-        known=None if known is None else [n.strip() for n in known.split(",") if n.strip()],
+        known=names(known),
         keep=keep if reject else None,
         guarantee=guarantee,
         by=by,
@@ -132,7 +129,7 @@ def train(
         device=device,
         checkpoint_seconds=checkpoint_seconds,
         method=method,
-        settings=_settings(setting or []),
+        settings=settings(setting),
         weights=weights,
         freeze=freeze,
         on_bad=on_bad,
@@ -198,32 +195,43 @@ def check(
 def estimate(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the runs; the same command resumes.")],
-    method: Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")] = "auto",
+    method: Method = "auto",
     leave_out: Annotated[int, typer.Option(min=1, help="Classes left out at a time.")] = 1,
+    backbone: Net = "auto",
+    known: Known = None,
+    keep: Keep = 0.95,
     score: Score = None,
     background: Annotated[
         str | None,
         typer.Option(help="Folder of images that are none of the classes, or photographs."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    size: Size = None,
+    weights: Weights = None,
+    freeze: Freeze = False,
     on_bad: OnBad = "fail",
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
+    setting: Setting = None,
+    seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """How well will it reject what it has never seen? Leaves out your own classes in turn."""
-    from deepsimplex import research
+    from deepsimplex.estimate import estimate as run_estimate
 
-    research.estimate(
+    changes = {"backbone": None if backbone == "auto" else backbone, "epochs": epochs}
+    run_estimate(
         data,
-        method,
         leave_out,
-        background=background,
+        known=names(known),
+        keep=keep,
         score=score,
-        epochs=epochs,
+        background=background,
+        size=size,
+        weights=weights,
+        freeze=freeze,
         out=out,
         on_bad=on_bad,
-        seed=seed,
         device=device,
+        how={"method": method, "settings": settings(setting), "seed": seed, "changes": changes},
     )
 
 
@@ -245,6 +253,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="Folder for the runs; resumes there.")] = None,
     results: Annotated[Path, typer.Option(help="Folder for record and tables.")] = Path("results"),
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    size: Size = None,
     on_bad: OnBad = "fail",
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of random splits.")] = 0,
     at_once: Annotated[
@@ -268,6 +277,7 @@ def compare(
         out=out or Path("runs") / f"compare-{Path(benchmark).name}-{splits}{track}",
         results=results,
         epochs=epochs,
+        size=size,
         on_bad=on_bad,
         seed=seed,
         at_once=at_once,
@@ -353,20 +363,6 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     sys.exit(run())
-
-
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    """name=value pairs; a value is a number where it reads as one."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals:
-            raise typer.BadParameter(f"--set takes name=value, not {pair!r}")
-        try:
-            found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
-        except ValueError:
-            found[name] = text
-    return found
 
 
 def _fail(code: int, message: str) -> int:

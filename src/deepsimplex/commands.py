@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -21,9 +19,8 @@ from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
 from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
-from deepsimplex.data.folders import image_files, list_images
+from deepsimplex.data.folders import counted, image_files, list_images
 from deepsimplex.data.pictures import read_images
-from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
@@ -33,10 +30,11 @@ from deepsimplex.fitting import (
     check_request,
     fit_model,
 )
-from deepsimplex.methods import settings_for
+from deepsimplex.frozen import Pretrained
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model, repeated
-from deepsimplex.recipes import Recipe, default_recipe
+from deepsimplex.own import known_data, load, recipe_for
+from deepsimplex.recipes import Recipe
 from deepsimplex.runs import Run, fingerprint
 from deepsimplex.terminal import called, console, percent, progress, table, training
 
@@ -70,29 +68,30 @@ def train(
     where = pick_device(device)
     if not str(out).strip("."):
         raise DeepSimplexError("--out as a folder of its own", repr(str(out)), "e.g. runs/first")
-    given = _material(source, known, size, on_bad, background)
-    images, labels, classes = given.images, given.labels, given.classes
-    shape = tuple(images.shape[1:])
-    recipe = _recipe(given, method, settings, seed, freeze, recipe_changes)
+    whole, data = known_data(source, known, size, on_bad)
+    images, labels, classes = to_tensor(data.images), data.labels, data.classes
+    others = _background(background, images)
+    asked: Any = {"method": method, "settings": settings, "seed": seed, "freeze": freeze}
+    recipe = recipe_for(images, others is not None, **asked, changes=recipe_changes)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
-    given.describe(len(training_part), len(held))
+    _describe(data, len(whole.labels), len(training_part), len(held), others)
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}
     promise |= {"score": score, "radius": radius}
-    check_request(recipe, shape, len(classes), **promise)
-    check_background(recipe, given.background is not None)
-    cache = data_root() / "features" if freeze else None
-    check_pretrained(images, recipe, weights, freeze, cache)
-    asked = {"source": given.whole.source, "known": list(classes), **promise}
-    asked |= {"fingerprint": fingerprint(images, labels, given.background), "freeze": freeze}
-    if weights is not None:
-        asked["weights"] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    check_request(recipe, tuple(images.shape[1:]), len(classes), **promise)
+    check_background(recipe, others is not None)
+    start = Pretrained(weights, freeze, data_root() / "features" if freeze else None)
+    check_pretrained(images, recipe, *start.ways().values())
+    asked = {"source": data.source, "known": list(classes), **promise, "freeze": freeze}
+    asked |= {"fingerprint": fingerprint(images, labels, others), **start.asked()}
     with Run(out, recipe, asked, checkpoint_seconds, where) as run:
         if run.results is not None:
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
         if (out / "checkpoint.safetensors").exists():
             console.print(f"Going on from the checkpoint in {out}.")
-        console.print(f"Device: {where}. Method: {recipe.method}, {recipe.epochs} epochs.")
+        epochs = counted(recipe.epochs, "epoch")
+        frozen = ", head only" + ("" if weights else " on a backbone of chance") if freeze else ""
+        console.print(f"Device: {where}. Method: {recipe.method}{frozen}, {epochs}.")
         with training("Training") as begin:
             model = fit_model(
                 images[training_part],
@@ -100,11 +99,9 @@ def train(
                 classes,
                 recipe,
                 **promise,
-                background=given.background,
+                background=others,
                 calibration=images[held],
-                weights=weights,
-                freeze=freeze,
-                feature_cache=cache,
+                **start.ways(),
                 device=device,
                 keeper=run,
                 report=begin(recipe.method),
@@ -114,68 +111,18 @@ def train(
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Material:
-    """What `train` is given: all of it, and the known part as tensors."""
-
-    whole: LabelledSet
-    classes: tuple[str, ...]
-    images: Tensor
-    labels: np.ndarray
-    background: Tensor | None
-
-    def describe(self, train: int, held: int) -> None:
-        if self.whole.said:
-            console.print(f"Found: {self.whole.said}.")
-        unused = len(self.whole.labels) - len(self.labels)
-        extra = "" if self.background is None else f", {len(self.background)} background"
-        console.print(
-            f"Data: {self.whole.source}, {len(self.classes)} known classes "
-            f"({', '.join(self.classes[:8])}{', …' if len(self.classes) > 8 else ''}), "
-            f"shape {tuple(self.images.shape[1:])}, {train} to train, {held} held out to calibrate"
-            f"{extra}{f', {unused} of other classes not used' if unused else ''}."
-        )
-        if self.whole.skipped:
-            console.print(f"Left out, unreadable: {', '.join(self.whole.skipped)}.")
-
-
-def _material(
-    source: str, known: list[str] | None, size: int | None, on_bad: str, background: Path | None
-) -> _Material:
-    if size is not None and Path(source).suffix == ".npz":
-        raise DeepSimplexError("no --size for arrays", f"--size {size}", "resize them in the file")
-    whole = load(source, size=size, on_bad=on_bad)
-    data = whole.known_only()
-    classes = known_classes(data, known if known is not None else list(data.classes))
-    chosen = np.isin(data.names, classes)
-    images = to_tensor(data.images[chosen])
-    labels = np.array([classes.index(name) for name in data.names[chosen]], dtype=np.int64)
-    return _Material(whole, classes, images, labels, _background(background, images))
-
-
-def _recipe(
-    given: _Material,
-    method: str,
-    settings: dict[str, Any],
-    seed: int,
-    freeze: bool,
-    changes: dict[str, Any],
-) -> Recipe:
-    """The default for these images, with what was asked otherwise."""
-    shape, pixels = tuple(given.images.shape[1:]), given.images.dtype == torch.uint8
-    count, background = len(given.labels), given.background is not None
-    recipe = default_recipe(method, shape, seed, count, background, pixels and not freeze)
-    still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
-    asked = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(
-        recipe, **{**still, **asked, "settings": settings_for(recipe.method, settings)}
+def _describe(
+    data: LabelledSet, whole: int, train: int, held: int, background: Tensor | None
+) -> None:
+    names, unused = data.classes, whole - len(data.labels)
+    extra = "" if background is None else f", {len(background)} background"
+    console.print(
+        f"Data: {data.source}, {len(names)} known classes "
+        f"({', '.join(names[:8])}{', …' if len(names) > 8 else ''}), "
+        f"shape {tuple(to_tensor(data.images[:1]).shape[1:])}, "
+        f"{train} to train, {held} held out to calibrate"
+        f"{extra}{f', {unused} of other classes not used' if unused else ''}."
     )
-
-
-def load(source: str, **how: Any) -> LabelledSet:
-    """Data decoded once: image files go through a cache below the data root, with a bar."""
-    with progress("Reading images") as advance:
-        return load_data(source, cache=data_root() / "decoded", progress=advance, **how)
 
 
 def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[str, Any]:
@@ -187,7 +134,7 @@ def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[
         console.print(f"Accuracy on the {len(labels)} held-out images: {reached} %.")
     if model.threshold is not None:
         results["threshold"] = model.threshold.to_json()
-        console.print(f"Threshold: {model.threshold.meaning()}")
+        console.print(f"Threshold: {model.threshold.meaning(model.classes)}")
     return results
 
 
@@ -257,7 +204,8 @@ def predict(path: Path, inputs: list[str], form: str, device: str) -> None:
 def check(source: Path, as_json: bool) -> bool:
     """True when the set is fit to train on."""
     with progress("Looking") as advance:
-        report = check_listing(list_images(source), workers=os.cpu_count() or 1, progress=advance)
+        how: Any = {"workers": os.cpu_count() or 1, "progress": advance}
+        report = check_listing(list_images(source), share=Recipe.calibration, keep=KEEP, **how)
     if as_json:
         print(json.dumps(report.to_json()))
     else:

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from deepsimplex import metrics
+from deepsimplex.calibration import least_sample
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fitting
+from deepsimplex.frozen import FROM_CHANCE, Pretrained
 from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
@@ -80,12 +82,14 @@ def run_trial(
     *,
     keep: float,
     score: str | None = None,
+    start: Pretrained = FROM_CHANCE,
     device: str = "auto",
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Train, calibrate and test one method on one trial in its own run folder, or go on there."""
     where = pick_device(device)
-    job = running(trial, recipe, folder, where, keep=keep, score=score, report=report)
+    how: Any = {"keep": keep, "score": score, "start": start, "report": report}
+    job = running(trial, recipe, folder, where, **how)
     return drive([job], where, deterministic=recipe.deterministic)[0]
 
 
@@ -97,6 +101,7 @@ def running(
     *,
     keep: float,
     score: str | None = None,
+    start: Pretrained = FROM_CHANCE,
     at_once: int = 1,
     donor: Path | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -118,6 +123,8 @@ def running(
     }
     if score is not None:
         data["score"] = score
+    if start != FROM_CHANCE:
+        data |= {"freeze": start.freeze, **start.asked()}
     began = time.perf_counter()
     with Run(folder, recipe, data, device=where) as run:
         if run.results is not None:
@@ -137,6 +144,7 @@ def running(
                 calibration=to_tensor(trial.calibration[0]),
                 keeper=run,
                 report=report,
+                **start.ways(),
             )
         model.save(run.model_path)
         evaluation = evaluate(model, trial.known_test, trial.unknown_test)
@@ -160,6 +168,18 @@ def running(
         }
         run.finish(results)
         return results
+
+
+def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
+    """A line, if some had too few images to calibrate for any to be rejected."""
+    needed = least_sample(keep)
+    short = [r["counts"]["calibration"] for r in records if r["counts"]["calibration"] < needed]
+    if not short:
+        return []
+    return [
+        f"Nothing could be rejected in {len(short)} of {len(records)} trainings: a threshold that "
+        f"keeps {100 * keep:g} % needs {needed} images to calibrate, and there were {min(short)}."
+    ]
 
 
 def _accuracy(model: Model, images: np.ndarray, labels: np.ndarray) -> float:

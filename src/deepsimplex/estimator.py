@@ -190,7 +190,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             values = np.array(model.threshold.values) * model.unit
             self.threshold_ = float(values[0]) if model.threshold.by == "all" else values
             if not np.isfinite(values).all():
-                warnings.warn(model.threshold.meaning(), stacklevel=3)
+                warnings.warn(model.threshold.meaning(model.classes), stacklevel=3)
         return self
 
     def _recipe(self, images: Tensor, background: bool) -> Recipe:
@@ -226,10 +226,12 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         images = _tensor(validate_data(self, X, reset=False, allow_nd=True))
         if tuple(images.shape[1:]) != self.model_.shape:
+            channels, *sides = self.model_.shape
+            shape = (*sides, channels) if sides else (channels,)
             raise DeepSimplexError(
-                f"samples of shape {self.model_.shape}, channels first",
-                f"{tuple(images.shape[1:])}",
-                "give them the shape of the training samples",
+                f"X of shape (n, {_times(shape)}), like the training samples",
+                f"({_times(np.shape(X))})",
+                "a single one is X[None]; bring others to that shape",
             )
         if images.ndim == 4 and images.is_floating_point() == self.model_.pixels:
             kinds = ["numbers that are no bytes", "uint8 pixels 0…255"]
@@ -260,6 +262,12 @@ def _tensor(X: np.ndarray) -> Tensor:
     if X.ndim > 4:
         raise DeepSimplexError(
             "X of shape (n, features), (n, h, w) or (n, h, w, c)", f"{X.shape}", "reshape it"
+        )
+    if X.ndim == 4 and X.shape[1] in (1, 3) and min(X.shape[2:]) > 4:
+        raise DeepSimplexError(
+            "X of shape (n, h, w, c)",
+            f"({_times(X.shape)}), with the channels before the sides",
+            "give X.transpose(0, 2, 3, 1)",
         )
     if X.dtype.kind == "f" and X.size and np.abs(X).max() > np.finfo(np.float32).max:
         raise DeepSimplexError("values that fit float32", "larger ones", "rescale X")

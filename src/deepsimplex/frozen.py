@@ -12,6 +12,7 @@ import hashlib
 import io
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,28 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _CLASSIFIERS = ("head", "fc", "classifier")  # how timm's names of classifiers begin
 _WRAPPERS = ("state_dict", "model")  # where training scripts put the state dict
 _CHUNK = 128  # images at a time
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What a training starts from: weights in a file or chance, frozen or not."""
+
+    weights: Path | None = None
+    freeze: bool = False
+    cache: Path | None = None  # folder for a frozen backbone's features
+
+    def ways(self) -> dict[str, Any]:
+        """For fit_model."""
+        return {"weights": self.weights, "freeze": self.freeze, "feature_cache": self.cache}
+
+    def asked(self) -> dict[str, Any]:
+        """For the record of a run; of the file its content counts, not its name."""
+        if self.weights is None:
+            return {}
+        return {"weights": _read(self.weights)[1]}
+
+
+FROM_CHANCE = Pretrained()
 
 
 def load_weights(method: Method, path: Path) -> str:

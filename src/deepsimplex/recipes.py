@@ -77,6 +77,8 @@ class Recipe:
                     f"{name} from {low:g} to below {high:g}", repr(value), "change it"
                 )
             object.__setattr__(self, name, float(value))
+        if self.learning_rate == 0.0:
+            raise DeepSimplexError("a learning_rate above 0", "0, which learns nothing", "raise it")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise DeepSimplexError("clip above 0, or None", repr(self.clip), "change it")
 

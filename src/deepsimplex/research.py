@@ -1,4 +1,4 @@
-"""What the researcher's commands do: compare methods on benchmarks, estimate on one's own data."""
+"""`compare`: methods side by side, on benchmarks or on one's own data."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from deepsimplex import compare as comparison
 from deepsimplex import tables
 from deepsimplex.data.archives import data_root
-from deepsimplex.data.background import PHOTOGRAPHS, Background, background_beside, load_background
+from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
 from deepsimplex.data.protocols import (
     BENCHMARKS,
     Trial,
     benchmark_trial,
-    leave_out_trials,
     random_trials,
     repeated_trials,
     split_trial,
     splits,
 )
-from deepsimplex.data.sources import LabelledSet, check_on_bad, load_data, to_tensor
+from deepsimplex.data.sources import check_on_bad, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_background, check_request
+from deepsimplex.fitting import check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
+from deepsimplex.own import extra_beside, known_data
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
 from deepsimplex.runs import command, environment, write_atomically, write_json
 from deepsimplex.terminal import console, table, training
@@ -51,6 +50,7 @@ def compare(
     out: Path,
     results: Path,
     epochs: int | None,
+    size: int | None,
     on_bad: str,
     seed: int,
     at_once: int | None,
@@ -67,7 +67,7 @@ def compare(
         )
     where = pick_device(device)
     at_once = at_once or side_by_side(where)
-    makers, about = _trials(name, family, numbers, background, data_root(root), seed, on_bad)
+    makers, about = _trials(name, family, numbers, background, data_root(root), seed, size, on_bad)
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     with training("Training", trainings=len(makers) * len(methods)) as begin:
@@ -106,6 +106,7 @@ def compare(
         + ([f"Accepted and ranked by the score {score}."] if score else []),
         "methods": found,
     }
+    record["notes"] += comparison.shortage([r for rs in found.values() for r in rs], KEEP)
     parts = [out / f"{method}-{n}" / "scores.npz" for method in methods for n, _ in makers]
     _publish(record, results / stem, parts)
 
@@ -151,85 +152,6 @@ def _compared(text: str) -> Any:
         return None
 
 
-def estimate(
-    source: str,
-    method: str,
-    left_out: int,
-    *,
-    background: str | None,
-    score: str | None,
-    epochs: int | None,
-    out: Path,
-    on_bad: str,
-    seed: int,
-    device: str,
-) -> None:
-    """Leave classes out of one's own knowns: how well are they rejected, unseen?"""
-    data = _own_data(source, on_bad)
-    folds = leave_out_trials(data, left_out, seed)
-    if min(len(fold) for fold in folds) < 2:
-        raise DeepSimplexError(
-            f"{left_out + 2} or more classes in {data.source}", f"{len(data.classes)}", "add some"
-        )
-    extra = _own_extra(background, data_root(None), data)
-    console.print(
-        f"{data.source}: {len(data.classes)} classes, {left_out} left out at a time, "
-        f"{len(folds)} trainings."
-    )
-    records, taken = [], {}
-    with training("Training", trainings=len(folds)) as begin:
-        for number, known in enumerate(folds):
-            name = f"{data.source}/without/{number}"
-            trial = split_trial(data, known, name=name, seed=seed, background=extra)
-            shape, recipe = _default(method, trial, seed)
-            if epochs is not None:
-                recipe = dataclasses.replace(recipe, epochs=epochs)
-            if number == 0:
-                check_background(recipe, extra is not None)
-                check_scored(recipe, shape, len(trial.classes), score)
-            missing = ", ".join(sorted(set(trial.unknown_names)))
-            folder = out / f"without-{number}"
-            how: Any = {"score": score, "device": device, "report": begin(f"without {missing}")}
-            record = comparison.run_trial(trial, recipe, folder, keep=KEEP, **how)
-            records.append(record)
-            taken[missing] = _taken_for(trial, folder), record
-    rows = [
-        [name, *(f"{100 * r[key]:.1f}" for key in ("auroc", "unknown_rejected")), mistaken]
-        for name, (mistaken, r) in taken.items()
-    ]
-    table("In %, for each class as if it had never been seen", ESTIMATE_HEADING, rows)
-    means = tables.summary(records, ("accuracy", "auroc", "unknown_rejected"))
-    cells = {name: tables.spread(cell) for name, cell in means.items()}
-    console.print(
-        f"Expect about: AUROC {cells['auroc']}, unknowns rejected {cells['unknown_rejected']} at a "
-        f"threshold that keeps {100 * KEEP:.0f} % of knowns, accuracy {cells['accuracy']}."
-    )
-    write_json(out / "estimate.json", {"environment": environment(), "folds": records})
-    console.print(f"Written: {out / 'estimate.json'}")
-
-
-ESTIMATE_HEADING = ("left out", "AUROC", "rejected", "if accepted, taken for")
-
-
-def _taken_for(trial: Trial, folder: Path) -> str:
-    """The classes that left-out images were mistaken for, most frequent first."""
-    with np.load(folder / "scores.npz") as scores:
-        predicted = scores["predicted"][scores["label"] == -1]
-    counts = np.bincount(predicted, minlength=len(trial.classes))
-    order = np.argsort(-counts)[:3]
-    total = max(1, counts.sum())
-    return ", ".join(
-        f"{trial.classes[j]} {100 * counts[j] / total:.0f} %" for j in order if counts[j]
-    )
-
-
-def _own_data(source: str, on_bad: str) -> LabelledSet:
-    data = load_data(source, on_bad=on_bad).known_only()
-    if data.skipped:
-        console.print(f"Left out, unreadable: {', '.join(data.skipped)}.")
-    return data
-
-
 def _trials(
     name: str,
     family: str,
@@ -237,12 +159,19 @@ def _trials(
     background: str | None,
     root: Path,
     seed: int,
+    size: int | None,
     on_bad: str,
 ) -> tuple[list[tuple[int, Callable[[], Trial]]], str]:
     """Makers of the trials, so that one at a time is in memory, and a line about them."""
     check_on_bad(on_bad)  # a benchmark has no bad images, but a mistyped word is told all the same
     if name in BENCHMARKS:
         about = BENCHMARKS[name]
+        if size is not None:
+            raise DeepSimplexError(
+                f"no --size for {name}, whose protocol has {about.size} pixels",
+                f"--size {size}",
+                "leave it out",
+            )
         chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
         extra = _extra(background, root, about.known, about.size, about.channels)
         most = len(splits(family, name))
@@ -260,9 +189,9 @@ def _trials(
             f"{name!r} with --splits {family}",
             "choose one",
         )
-    data = _own_data(name, on_bad)
+    _, data = known_data(name, None, size, on_bad)
     chosen = list(range(numbers)) if isinstance(numbers, int) else numbers
-    extra = _own_extra(background, root, data)
+    extra = extra_beside(background, data, root)
     known = random_trials(data, max(chosen) + 1, seed)
     return [
         (
@@ -281,13 +210,6 @@ def with_photographs(trial: Trial) -> Trial:
     extra = load_background(PHOTOGRAPHS, Path(), against="", size=size, channels=channels)
     images, audit = extra.without(frozenset())
     return dataclasses.replace(trial, background=images, audit=trial.audit | {"background": audit})
-
-
-def _own_extra(background: str | None, root: Path, data: LabelledSet) -> Background | None:
-    if background is None:
-        return None
-    shape, pixels = data.images.shape[1:], data.images.dtype == np.uint8
-    return background_beside(background, root, data.source, shape, pixels)
 
 
 def _extra(

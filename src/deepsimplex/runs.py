@@ -339,4 +339,13 @@ def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
             inner = f"{name}.{key}" if name else key
             found += _differences(here.get(key), asked.get(key), inner)
         return found
-    return [] if here == asked else [name]
+    return [] if here == asked else [SPOKEN.get(name, name)]
+
+
+SPOKEN = {
+    "data.fingerprint": "set of images or labels",
+    "data.training": "set of training images",
+    "data.test": "set of test images",
+    "data.weights": "file of weights",
+}
+"""What fields that hold a hash stand for."""

@@ -60,7 +60,8 @@ def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str
 def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]]:
     """A bar over all epochs of all trainings; yields a function that begins the next one.
 
-    Not a terminal: a line as each training begins, and one at most every ten seconds.
+    Not a terminal: a line as each training begins, and one at most every ten seconds; of several
+    trainings every minute.
     """
     if not console.is_terminal:
 
@@ -71,9 +72,9 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
             def line(record: dict[str, Any]) -> None:
                 nonlocal said
                 last = record["epoch"] == record["epochs"]
-                if record["epoch"] == 1 or last or time.monotonic() - said > 10:
-                    if trainings == 1:
-                        console.print(f"  {_state(record)}")
+                edge = trainings == 1 and (record["epoch"] == 1 or last)
+                if edge or time.monotonic() - said > (10 if trainings == 1 else 60):
+                    console.print(f"  {_state(record)}")
                     said = time.monotonic()
 
             return line

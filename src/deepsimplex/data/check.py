@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from deepsimplex.calibration import least_sample
 from deepsimplex.data.folders import UNKNOWN, Listing, counted
 from deepsimplex.data.pictures import BadPictureError, decode, hushed, look, shown
+from deepsimplex.data.sources import hold_out
 
 FEW = 10  # images a class, below which neither training nor calibration means much
 EXTREME = 4.0  # long side / short side, above which the centre cut keeps less than a quarter
@@ -78,9 +80,17 @@ class _Seen:
 
 
 def check(
-    listing: Listing, *, workers: int = 1, progress: Callable[[int, int], None] | None = None
+    listing: Listing,
+    *,
+    share: float = 0.0,
+    keep: float = 0.5,
+    workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Read every file of the listing; progress(done, all)."""
+    """Read every file of the listing; progress(done, all).
+
+    Told if the `share` that training holds out is too small for a threshold that keeps `keep`.
+    """
     seen: list[_Seen] = []
     with hushed, ThreadPoolExecutor(workers) as pool:
         for one in pool.map(_see, listing.files):
@@ -93,6 +103,7 @@ def check(
     findings = [
         *_unreadable(names, seen),
         *_classes(listing, good),
+        *_held_out(listing, good, share, keep),
         *_duplicates(listing, names, labels, seen, good),
         *_shapes(names, seen, good),
         *_notes(names, seen, good),
@@ -136,7 +147,7 @@ def _unreadable(names: list[str], seen: list[_Seen]) -> Iterable[Finding]:
 
 
 def _classes(listing: Listing, good: list[int]) -> Iterable[Finding]:
-    trained = [i for i in good if listing.parts[i] in ("train", "") and listing.labels[i] >= 0]
+    trained = _trained(listing, good)
     if not trained:
         yield Finding("parts", "stop", "no images to train on")
     counts = Counter(listing.classes[listing.labels[index]] for index in trained)
@@ -152,6 +163,22 @@ def _classes(listing: Listing, good: list[int]) -> Iterable[Finding]:
         empty = tuple(map(shown, listing.empty))
         text = f"{counted(len(empty), 'class folder')} without images, taken for no class"
         yield Finding("empty folder", "warning", text, empty)
+
+
+def _trained(listing: Listing, good: list[int]) -> list[int]:
+    return [i for i in good if listing.parts[i] in ("train", "") and listing.labels[i] >= 0]
+
+
+def _held_out(listing: Listing, good: list[int], share: float, keep: float) -> Iterable[Finding]:
+    trained = _trained(listing, good)
+    held = len(hold_out(listing.labels[trained], share, 0)[1]) if trained and share else 0
+    needed = least_sample(keep)
+    if trained and share and held < needed:
+        text = (
+            f"{counted(len(trained), 'image')} leave {held} to calibrate: a threshold that keeps "
+        )
+        text += f"{100 * keep:g} % needs {needed}, and without one nothing is rejected"
+        yield Finding("few images", "warning", text)
 
 
 def _duplicates(

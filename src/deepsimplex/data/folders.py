@@ -120,13 +120,20 @@ def list_folder(root: Path) -> Listing:
     if all(label == UNKNOWN for _, label, _ in rows):
         raise DeepSimplexError(
             f"one folder of images a class below {shown(root)}",
-            f"{len(empty)} folders, none with images of {', '.join(SUFFIXES)}",
+            _instead(len(empty), sum(len(names) == 1 for names in images)),
             "put each class's images into a folder named after it",
         )
     shape = "a folder a class"
     if depth:
         shape = f"{_spoken([f'{name}/' for name in named])} folder{'s' * (len(named) > 1)}"
     return _listing(root, rows, shape, empty, passed)
+
+
+def _instead(folders: int, loose: int) -> str:
+    """What a folder without classes holds."""
+    if loose:
+        return f"{counted(loose, 'image')} in no class folder"
+    return f"{counted(folders, 'folder')}, none with images of {', '.join(SUFFIXES)}"
 
 
 def list_csv(path: Path) -> Listing:

@@ -38,7 +38,7 @@ Recipes = Annotated[
     str,
     typer.Option(
         "--recipe",
-        help="common, whole (no dropout), long or strong (docs/decisions/0015).",
+        help="common, whole (no dropout), long, strong, strong-whole (docs/decisions/0015).",
     ),
 ]
 
