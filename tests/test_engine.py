@@ -631,7 +631,7 @@ def test_few_small_images_get_more_epochs():
 def test_larger_images_are_trained_at_length_where_that_was_measured():
     recipe = default_recipe("auto", (3, 32, 32))
     assert recipe == dataclasses.replace(
-        BENCHMARK_RECIPES["strong"]("dsc-softmax", "crop"), backbone="auto"
+        BENCHMARK_RECIPES["strong-whole"]("dsc-softmax", "crop"), backbone="auto"
     )
     assert (recipe.epochs, recipe.augment, recipe.clip) == (600, "strong+crop", None)
     for other in ({"background": True}, {"pixels": False}):

@@ -169,7 +169,7 @@ def test_folders_that_hold_nothing(tmp_path):
     with pytest.raises(DeepSimplexError, match="one folder of images a class"):
         list_folder(tmp_path)
     fill(tmp_path, "1.png", "unknown/1.png")
-    with pytest.raises(DeepSimplexError, match="a class below .* got 1 image in no class folder"):
+    with pytest.raises(DeepSimplexError, match=r"a class below .* got 1 image in no class folder"):
         list_folder(tmp_path)
     with pytest.raises(DeepSimplexError, match="to read the folder"):
         list_folder(tmp_path / "nowhere")

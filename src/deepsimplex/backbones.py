@@ -211,8 +211,8 @@ Backbone = OSRCINet | ResNet | LeNetPlusPlus | SmallNet | MLP | TimmNet
 def resolve_backbone(name: str, shape: Sequence[int]) -> str:
     """A concrete name for `name`; "auto" goes by the sample's shape, (p,) or (c, h, w).
 
-    Vectors → "mlp"; images up to 28 pixels → "small", up to 64 → "osrci", larger → "resnet18",
-    or the largest of these that a narrow image fits.
+    Vectors → "mlp"; images up to 28 pixels → "small", up to 64 → "osrci-whole" (no dropout:
+    docs/decisions/0012), larger → "resnet18", or the largest of these that a narrow image fits.
     """
     _check_shape(shape)
     if name.startswith("timm:") and name != "timm:":
@@ -226,7 +226,7 @@ def resolve_backbone(name: str, shape: Sequence[int]) -> str:
     short, long = sorted(shape[1:])
     if long <= 28 or short < _least_side("osrci"):
         return "small"
-    return "osrci" if long <= 64 or short < _least_side("resnet18") else "resnet18"
+    return "osrci-whole" if long <= 64 or short < _least_side("resnet18") else "resnet18"
 
 
 def build_backbone(name: str, shape: Sequence[int]) -> Backbone:

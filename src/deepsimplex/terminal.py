@@ -74,7 +74,8 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
                 last = record["epoch"] == record["epochs"]
                 edge = trainings == 1 and (record["epoch"] == 1 or last)
                 if edge or time.monotonic() - said > (10 if trainings == 1 else 60):
-                    console.print(f"  {_state(record)}")
+                    of = "" if trainings == 1 else f"{name}: "
+                    console.print(f"  {of}{_state(record)}")
                     said = time.monotonic()
 
             return line
