@@ -161,6 +161,13 @@ def test_with_nothing_painted_it_is_plain_training_on_one_more_logit(nothing):
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["osrci", "g-openmax"])
+def test_no_share_of_the_images_paints_none(name):
+    painted, kept = built(name, share=0.0).paint_unknowns(batch().images)
+    assert painted.shape == (0, 1, 8, 8)
+    assert kept.shape == (0,)
+
+
 def test_no_share_of_the_epochs_is_none():
     stages = built(gan_epochs=0.0, open_epochs=0.0).stages(10)
     assert sorted(stage.epochs for stage in stages) == [0, 0, 10]

@@ -11,7 +11,7 @@ import test_archives as files
 import torch
 import toys
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from deepsimplex import research
 from deepsimplex.backbones import build_backbone
@@ -268,7 +268,10 @@ def test_estimate_trains_as_train_does(tmp_path, capsys):
     assert train["recipe"]["settings"]["head"] == "linear"
     for name in ("keep", "weights", "freeze"):
         assert fold["data"][name] == train["data"][name]
-    assert Model.load(tmp_path / "e/without-0/model.safetensors").shape == (1, 12, 12)
+    model = Model.load(tmp_path / "e/without-0/model.safetensors", "cpu")
+    assert model.shape == (1, 12, 12)
+    frozen, given = model.method.encoder.backbone.state_dict(), load_file(weights)
+    assert all(torch.equal(frozen[name], tensor) for name, tensor in given.items())
     ways[5] = str(tmp_path / "other.safetensors")
     assert run(["estimate", str(data), *ways, "--out", str(tmp_path / "e")]) == 1
     assert "a different file of weights" in capsys.readouterr().err
