@@ -24,6 +24,30 @@ def test_every_row_is_listed_with_what_a_reader_asks(capsys):
     assert list(records["c2ae"]["stages"]) == ["fit", "decode"]
 
 
+SCORED_BY = {
+    "distance": "dsc dsc-eq5-a dsc-eq5-b dsc-eq5-c dsc-hinge dsc-literal dsc-authors basis "
+    "contrastive triplet triplet-semihard",
+    "dot": "dsc-softmax dsc-blend dsc-turned",
+    "max_logit": "softmax arpl arpl-cs center contrastive-center regularface mhe marginal range",
+    "max_probability": "entropic oe gcpl rpl gdfr",
+    "cosine": "cosface arcface",
+    "logit": "sphereface uniformface",
+    "openmax": "openmax crosr",
+    "difference": "osrci g-openmax",
+    "probability_norm": "objectosphere",
+    "energy": "energy",
+    "over_background": "background-class",
+    "rejection": "cac",
+    "reconstruction": "c2ae",
+}
+
+
+def test_every_row_is_scored_as_its_paper_or_a_decision_says(capsys):
+    assert run(["methods", "--json"]) == 0
+    first = {r["method"]: r["scores"][0] for r in json.loads(capsys.readouterr().out)}
+    assert first == {row: score for score, rows in SCORED_BY.items() for row in rows.split()}
+
+
 def test_the_list_as_a_person_reads_it(capsys):
     assert run(["methods"]) == 0
     out = capsys.readouterr().out

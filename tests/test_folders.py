@@ -165,6 +165,14 @@ def test_accents_are_one_name_however_composed(tmp_path):
     assert list_folder(tmp_path).part("test").labels.tolist() == [0]
 
 
+@pytest.mark.parametrize("name", ["none", "none.csv", "text.txt"])
+def test_what_is_neither_folder_nor_table(tmp_path, name):
+    (tmp_path / "text.txt").touch()
+    got = "a file of another kind" if name == "text.txt" else "nothing of that name"
+    with pytest.raises(DeepSimplexError, match=f"or a .csv table at .*{name}'; got {got}"):
+        list_images(tmp_path / name)
+
+
 def test_folders_that_hold_nothing(tmp_path):
     with pytest.raises(DeepSimplexError, match="one folder of images a class"):
         list_folder(tmp_path)
@@ -188,10 +196,6 @@ def test_tables(separator, bom, tmp_path):
     ]
     text = "\r\n".join(separator.join(line) for line in lines)
     (tmp_path / "set.csv").write_bytes((bom + text).encode())
-    for name, got in (("none", "nothing of that name"), ("set.npz", "a file of another kind")):
-        (tmp_path / "set.npz").touch()
-        with pytest.raises(DeepSimplexError, match=f"or a .csv table at .*{name}'; got {got}"):
-            list_images(tmp_path / name)
     listing = list_images(tmp_path / "set.csv")
     assert rows(listing) == {
         "images/a.png": ("", "cat"),
