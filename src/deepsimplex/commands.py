@@ -90,7 +90,7 @@ def train(
         if (out / "checkpoint.safetensors").exists():
             console.print(f"Going on from the checkpoint in {out}.")
         epochs = counted(recipe.epochs, "epoch")
-        frozen = ", head only" + ("" if weights else " on a backbone of chance") if freeze else ""
+        frozen = ", head only" + ("" if weights else ", backbone untrained") if freeze else ""
         console.print(f"Device: {where}. Method: {recipe.method}{frozen}, {epochs}.")
         with training("Training") as begin:
             model = fit_model(
