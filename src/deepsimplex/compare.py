@@ -147,27 +147,34 @@ def running(
                 **start.ways(),
             )
         model.save(run.model_path)
-        evaluation = evaluate(model, trial.known_test, trial.unknown_test)
-        write_arrays(folder / "scores.npz", evaluation.arrays())
-        results = {
-            "trial": trial.name,
-            "method": recipe.method,
-            "seed": recipe.seed,
-            "epochs": recipe.epochs,
-            "score": model.score,
+        results = _tested(model, trial, folder) | {
             "background": background is not None,
-            "counts": trial.counts(),
-            "audit": trial.audit,
-            "commit": code_commit(),
             "seconds": time.perf_counter() - began,
             "trainings at once": at_once,
             "trained by": None if donor is None else donor.parent.name + "/" + donor.name,
-            "held_out_accuracy": _accuracy(model, *trial.calibration),
-            "auroc_mirrored": _mirrored(model, trial),
-            **evaluation.report(model),
         }
         run.finish(results)
         return results
+
+
+def _tested(model: Model, trial: Trial, folder: Path) -> dict[str, Any]:
+    """What a trial's test finds, every score of every image written beside it."""
+    recipe = model.recipe
+    evaluation = evaluate(model, trial.known_test, trial.unknown_test)
+    write_arrays(folder / "scores.npz", evaluation.arrays())
+    return {
+        "trial": trial.name,
+        "method": recipe.method,
+        "seed": recipe.seed,
+        "epochs": recipe.epochs,
+        "score": model.score,
+        "counts": trial.counts(),
+        "audit": trial.audit,
+        "commit": code_commit(),
+        "held_out_accuracy": _accuracy(model, *trial.calibration),
+        "auroc_mirrored": _mirrored(model, trial),
+        **evaluation.report(model),
+    }
 
 
 def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
