@@ -258,6 +258,7 @@ def test_estimate_trains_as_train_does(tmp_path, capsys):
         save_file(build_backbone("small", (1, 12, 12)).state_dict(), path)
     ways = ["--size", "12", "--backbone", "small", "--weights", str(weights), "--freeze"]
     ways += ["--known", "d,b,a", "--epochs", "2", "--keep", "0.8", "--set", "head=linear"]
+    ways += ["--batch-size", "7", "--learning-rate", "0.01"]
     assert run(["train", str(data), *ways, "--out", str(tmp_path / "t")]) == 0
     assert run(["estimate", str(data), *ways, "--out", str(tmp_path / "e")]) == 0
     assert "3 trainings of dsc, 2 epochs each" in " ".join(capsys.readouterr().out.split())
@@ -266,6 +267,7 @@ def test_estimate_trains_as_train_does(tmp_path, capsys):
     )
     assert fold["recipe"] == train["recipe"]
     assert train["recipe"]["settings"]["head"] == "linear"
+    assert (train["recipe"]["batch_size"], train["recipe"]["learning_rate"]) == (7, 0.01)
     for name in ("keep", "weights", "freeze"):
         assert fold["data"][name] == train["data"][name]
     model = Model.load(tmp_path / "e/without-0/model.safetensors", "cpu")

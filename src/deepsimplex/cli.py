@@ -19,6 +19,8 @@ from deepsimplex import __version__
 from deepsimplex.bench.commands import bench_app
 from deepsimplex.errors import DeepSimplexError, Stopped
 from deepsimplex.options import (
+    Augment,
+    BatchSize,
     Data,
     Device,
     Freeze,
@@ -28,6 +30,7 @@ from deepsimplex.options import (
     ModelPath,
     Net,
     OnBad,
+    Rate,
     Score,
     Seed,
     Setting,
@@ -99,9 +102,9 @@ def train(
         typer.Option(help="Folder of images that are none of the classes, or photographs."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(min=2)] = None,
-    learning_rate: Annotated[float | None, typer.Option(min=0)] = None,
-    augment: Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")] = None,
+    batch_size: BatchSize = None,
+    learning_rate: Rate = None,
+    augment: Augment = None,
     size: Size = None,
     weights: Weights = None,
     freeze: Freeze = False,
@@ -206,6 +209,9 @@ def estimate(
         typer.Option(help="Folder of images that are none of the classes, or photographs."),
     ] = None,
     epochs: Annotated[int | None, typer.Option(min=1)] = None,
+    batch_size: BatchSize = None,
+    learning_rate: Rate = None,
+    augment: Augment = None,
     size: Size = None,
     weights: Weights = None,
     freeze: Freeze = False,
@@ -217,7 +223,9 @@ def estimate(
     """How well will it reject what it has never seen? Leaves out your own classes in turn."""
     from deepsimplex.estimate import estimate as run_estimate
 
-    changes = {"backbone": None if backbone == "auto" else backbone, "epochs": epochs}
+    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
+    changes |= {"backbone": None if backbone == "auto" else backbone}
+    changes |= {"learning_rate": learning_rate, "augment": augment}
     run_estimate(
         data,
         leave_out,

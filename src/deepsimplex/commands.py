@@ -71,8 +71,8 @@ def train(
     whole, data = known_data(source, known, size, on_bad)
     images, labels, classes = to_tensor(data.images), data.labels, data.classes
     others = _background(background, images)
-    asked: Any = {"method": method, "settings": settings, "seed": seed, "freeze": freeze}
-    recipe = recipe_for(images, others is not None, **asked, changes=recipe_changes)
+    how: Any = {"method": method, "settings": settings, "seed": seed, "changes": recipe_changes}
+    recipe = recipe_for(images, others is not None, freeze=freeze, **how)
     training_part, held = hold_out(labels, recipe.calibration if keep else 0.0, seed)
     _describe(data, len(whole.labels), len(training_part), len(held), others)
     promise: Any = {"keep": keep, "guarantee": guarantee, "by": by}

@@ -147,9 +147,12 @@ def running(
                 **start.ways(),
             )
         model.save(run.model_path)
-        results = _tested(model, trial, folder) | {
+        evaluation = evaluate(model, trial.known_test, trial.unknown_test)
+        write_arrays(folder / "scores.npz", evaluation.arrays())
+        seconds = time.perf_counter() - began  # without what only a record asks for
+        results = _found(model, trial, evaluation) | {
             "background": background is not None,
-            "seconds": time.perf_counter() - began,
+            "seconds": seconds,
             "trainings at once": at_once,
             "trained by": None if donor is None else donor.parent.name + "/" + donor.name,
         }
@@ -157,11 +160,9 @@ def running(
         return results
 
 
-def _tested(model: Model, trial: Trial, folder: Path) -> dict[str, Any]:
-    """What a trial's test finds, every score of every image written beside it."""
+def _found(model: Model, trial: Trial, evaluation: Evaluation) -> dict[str, Any]:
+    """What was trained, on what, and what its test says."""
     recipe = model.recipe
-    evaluation = evaluate(model, trial.known_test, trial.unknown_test)
-    write_arrays(folder / "scores.npz", evaluation.arrays())
     return {
         "trial": trial.name,
         "method": recipe.method,

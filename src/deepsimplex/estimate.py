@@ -15,10 +15,10 @@ from deepsimplex.data.protocols import Trial, leave_out_trials, split_trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import check_background, check_pretrained, check_request
+from deepsimplex.fitting import check_background, check_pretrained
 from deepsimplex.frozen import Pretrained
 from deepsimplex.own import extra_beside, known_data, recipe_for
-from deepsimplex.recipes import Recipe
+from deepsimplex.research import check_scored
 from deepsimplex.runs import environment, write_json
 from deepsimplex.terminal import console, table, training
 
@@ -59,7 +59,9 @@ def estimate(
             images = to_tensor(trial.train[0])
             recipe = recipe_for(images, extra is not None, freeze=freeze, **how)
             if number == 0:
-                _check(trial, recipe, keep, score, start)
+                check_background(recipe, extra is not None)
+                check_scored(recipe, tuple(images.shape[1:]), len(classes), score, keep)
+                check_pretrained(images, recipe, *start.ways().values())
                 console.print(
                     f"{data.source}: {len(data.classes)} classes, {left_out} left out at a time; "
                     f"{counted(len(folds), 'training')} of {recipe.method}, "
@@ -74,15 +76,6 @@ def estimate(
     _show(records, taken, keep)
     write_json(out / "estimate.json", {"environment": environment(), "folds": records})
     console.print(f"Written: {out / 'estimate.json'}")
-
-
-def _check(trial: Trial, recipe: Recipe, keep: float, score: str | None, start: Pretrained) -> None:
-    """Before the first training: can all of it be done?"""
-    images = to_tensor(trial.train[0])
-    check_background(recipe, trial.background is not None)
-    promise: Any = {"keep": keep, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
-    check_request(recipe, tuple(images.shape[1:]), len(trial.classes), **promise)
-    check_pretrained(images, recipe, *start.ways().values())
 
 
 def _show(

@@ -23,6 +23,9 @@ Setting = Annotated[
     list[str] | None,
     typer.Option("--set", help="A setting of the method, e.g. loss=softmax; repeatable."),
 ]
+BatchSize = Annotated[int | None, typer.Option(min=2)]
+Rate = Annotated[float | None, typer.Option(min=0)]
+Augment = Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]
 Score = Annotated[

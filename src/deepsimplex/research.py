@@ -245,9 +245,15 @@ def _check_scores(name: str, methods: list[str], trial: Trial, score: str | None
         check_scored(_recipe(name, method, trial, 0), shape, len(trial.classes), score)
 
 
-def check_scored(recipe: Recipe, shape: tuple[int, ...], classes: int, score: str | None) -> None:
+def check_scored(
+    recipe: Recipe,
+    shape: tuple[int, ...],
+    classes: int,
+    score: str | None,
+    keep: float = KEEP,
+) -> None:
     """Can trials of this recipe be rejected by `score`?"""
-    asked: Any = {"keep": KEEP, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
+    asked: Any = {"keep": keep, "guarantee": "mean", "by": "all", "score": score, "radius": 1.0}
     check_request(recipe, shape, classes, **asked)
 
 

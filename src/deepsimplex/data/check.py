@@ -171,13 +171,12 @@ def _trained(listing: Listing, good: list[int]) -> list[int]:
 
 def _held_out(listing: Listing, good: list[int], share: float, keep: float) -> Iterable[Finding]:
     trained = _trained(listing, good)
-    held = len(hold_out(listing.labels[trained], share, 0)[1]) if trained and share else 0
-    needed = least_sample(keep)
-    if trained and share and held < needed:
-        text = (
-            f"{counted(len(trained), 'image')} leave {held} to calibrate: a threshold that keeps "
-        )
-        text += f"{100 * keep:g} % needs {needed}, and without one nothing is rejected"
+    if not trained or not share:
+        return
+    held, needed = len(hold_out(listing.labels[trained], share, 0)[1]), least_sample(keep)
+    if held < needed:
+        text = f"{counted(len(trained), 'image')} leave {held} to calibrate: a threshold that "
+        text += f"keeps {100 * keep:g} % needs {needed}, and without one nothing is rejected"
         yield Finding("few images", "warning", text)
 
 
