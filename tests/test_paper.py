@@ -405,7 +405,7 @@ def test_table2_for_some_cells_leaves_the_others_be(here):
     assert [(c["row"], c["epochs"]) for c in after if c["row"] == "dsc"] == [("dsc", 1), ("dsc", 2)]
 
 
-def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
+def test_rivals_stand_beside_what_was_published(here, capsys):
     words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
     assert paper("rivals", *words) == 0
     found = record(here, "rivals")
@@ -416,28 +416,35 @@ def test_rivals_stand_beside_what_was_published(here, monkeypatch, capsys):
         ("photographs", "oe"),
     ]
     assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
-    assert "background photographs, digits recipe" in capsys.readouterr().out
+    assert (
+        "background photographs, digits recipe, in %; seconds with 1 at once"
+        in capsys.readouterr().out
+    )
     assert paper("rivals", "--quick", "--epochs", "1", "--rows", "eq. 4,cac") == 0
     again = record(here, "rivals")["rows"]
     assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center", "eq. 4", "oe"]
     assert [again[i] for i in (1, 3, 5)] == [found["rows"][i] for i in (0, 2, 3)]
-    fields = {"trainings at once": 1, "seconds": 1.0, "commit": "x", "score": "s", "method": "m"}
-    fields |= dict.fromkeys(("epochs", "seed", "accuracy", "oscr", "fpr95", "auroc_by_score"), 0)
-    near, far = (
-        rivals._line("none", "softmax", fields | {"auroc": auroc}, "cifar10")
-        for auroc in (0.70, 0.90)
-    )
+    written = (here / "runs/paper/paper-rivals-quick.md").read_text()
+    assert written.count("\n| ") == 2 + 6  # two headings, six rows
+
+
+def test_a_number_far_from_the_published_one_has_its_reason():
+    def beside(track, row, auroc):
+        return rivals._beside({"background": track, "row": row, "auroc": auroc}, "cifar10")
+
+    near, far = beside("none", "softmax", 0.70), beside("none", "softmax", 0.90)
     assert (near["published"], near["why"]) == ((67.7, 3.2), None)
     assert "Neal" in far["why"]
-    simplex = fields | {"auroc": 0.5}
-    assert rivals._line("none", "eq. 4", simplex, "cifar10")["published"] is None
-    assert rivals._line("cifar100", "eq. 4", simplex, "cifar10")["published"] == (93.8, 0.3)
-    assert "never printed" in rivals._line("cifar100", "energy", simplex, "cifar10")["why"]
-    assert rivals._line("none", "arpl", simplex, "cifar10")["why"] is None
+    assert beside("none", "eq. 4", 0.5)["published"] is None
+    assert beside("cifar100", "eq. 4", 0.5)["published"] == (93.8, 0.3)
+    assert "no place" in beside("cifar100", "eq. 5 A", 0.5)["why"]
+    assert "never printed" in beside("cifar100", "energy", 0.5)["why"]
+    assert beside("none", "center", 0.5)["why"] is None
 
 
 def test_every_published_row_has_its_reason():
     assert set(rivals.REASONS) == set(published.AUROC)
+    assert set(rivals.OF_ROWS) < set(opensets.ROWS)
     assert {e.answers for e in opensets.ROWS.values()} - {None} == set(published.AUROC)
     assert {e.method for e in opensets.EVERY.values()} == set(METHODS)
 
@@ -490,13 +497,18 @@ def test_readme_shows_what_a_cell_has_less_and_more(tmp_path):
 
 def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
     cells = [
-        {"column": c, "row": r, "epochs": 9, "accuracy": {"mean": 0.5, "sd": None}}
-        for c in ("cifar10", "mnist")
+        {
+            "column": c, "row": r, "epochs": 9, "train images": images,
+            "accuracy": {"mean": 0.5, "sd": None},
+        }
+        for c, images in (("cifar10", 50000), ("mnist", 60000))
         for r in ("dsc", "softmax")
-    ]
+    ]  # fmt: skip
     (tmp_path / "paper-table2.json").write_text(json.dumps({"cells": cells}))
     lines = closed_set(tmp_path).splitlines()
-    assert lines[0] == "| accuracy in % | cifar10, 9 epochs | mnist, 9 epochs |"
+    title, *columns = [word.strip() for word in lines[0].strip("|").split("|")]
+    assert title == "accuracy in %"
+    assert columns == ["cifar10, 9 epochs of 50 000 images", "mnist, 9 epochs of 60 000 images"]
     assert lines[-2:] == [
         "| the paper's DSC | 95.9 | 99.7 |",
         "| the paper's softmax | 94.4 | 99.4 |",

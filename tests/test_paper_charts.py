@@ -94,13 +94,13 @@ def test_closed_sets_mark_an_edge():
         "cells": [
             {
                 "column": "mnist", "row": row, "epochs": 40, "rate": rate, "screened": screened,
-                "accuracy": {"mean": 0.99, "sd": None, "values": [0.99]},
+                "accuracy": {"mean": 0.99, "sd": None, "values": [0.99]}, "train images": 60000,
             }
             for row, rate in (("softmax", 0.3), ("triplet", 0.9))
         ]
     }  # fmt: skip
     (axes,) = charts.closed_sets(record, closedset.ROWS).axes
-    assert axes.get_title() == "mnist, 40 epochs"
+    assert axes.get_title() == "mnist, 40 epochs\nof 60 000 images"
     assert [row for _, row, _ in marks(axes, "o")] == ["softmax", "triplet"]
     assert marks(axes, "D") == [(99.4, "softmax", COLOURS[0])]
     assert [(text.get_text(), round(text.xy[1])) for text in axes.texts] == [("rate at edge", 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,20 @@ def _by_score(results: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: summary([r["auroc_by_score"] for r in results], (name,))[name] for name in names}
 
 
-def markdown(record: dict[str, Any]) -> str:
-    heading, body = rows(record)
+def spaced(count: int) -> str:
+    """25000 as 25 000."""
+    return f"{count:,}".replace(",", " ")
+
+
+def pipes(heading: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, without the last line's end."""
     lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    lines += ["| " + " | ".join(row) + " |" for row in body]
-    return "\n".join(lines) + "\n" + "".join(f"\n{note}\n" for note in record.get("notes", []))
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
+
+
+def markdown(record: dict[str, Any]) -> str:
+    notes = "".join(f"\n{note}\n" for note in record.get("notes", []))
+    return pipes(*rows(record)) + "\n" + notes
 
 
 def as_csv(record: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from deepsimplex.paper import published
 from deepsimplex.paper.opensets import EVERY, label, shortened
 from deepsimplex.paper.requests import COLOURS
 from deepsimplex.recipes import BENCHMARK_RECIPES
+from deepsimplex.tables import spaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,6 +96,7 @@ def closed_sets(record: dict[str, Any], answers: Mapping[str, str | None]) -> Fi
     panels = []
     for column, epochs in dict.fromkeys((c["column"], c["epochs"]) for c in cells):
         dots = []
+        images = max(c["train images"] for c in cells if c["column"] == column)
         for cell in cells:
             if (cell["column"], cell["epochs"]) == (column, epochs):
                 tried = list(cell["screened"])
@@ -102,7 +104,7 @@ def closed_sets(record: dict[str, Any], answers: Mapping[str, str | None]) -> Fi
                 dots.append(_ours(cell["row"], "none", cell["accuracy"], note))
                 theirs = published.CLOSED.get(answers[cell["row"]] or "", {}).get(column)
                 dots += [Dot(cell["row"], "none", theirs, ours=False)] if theirs else []
-        panels.append(Panel(f"{column}, {epochs} epochs", dots))
+        panels.append(Panel(f"{column}, {epochs} epochs\nof {spaced(images)} images", dots))
     rows = [row for row in answers if any(cell["row"] == row for cell in cells)]
     seeds = sorted({len(cell["accuracy"]["values"]) for cell in cells})
     counted = "one seed" if seeds == [1] else f"mean ± sd of {_listed(seeds)} seeds"

@@ -16,7 +16,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import ROWS, label, shortened
 from deepsimplex.recipes import BENCHMARK_RECIPES
-from deepsimplex.tables import spread
+from deepsimplex.tables import pipes, spaced, spread
 
 
 def update(readme: Path, results: Path) -> str:
@@ -41,11 +41,6 @@ def _read(results: Path, name: str) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _markdown(heading: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(heading) + " |", "|" + "---|" * len(heading)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
-
-
 def _middle(spread: dict[str, float], digits: int) -> str:
     low, high = spread["q1"], spread["q3"]
     return f"{spread['median']:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
@@ -59,7 +54,7 @@ def training_speed(results: Path) -> str:
         [
             row["name"],
             str(row["batch"]),
-            f"{row['images']:,}".replace(",", " "),
+            spaced(row["images"]),
             _middle(row["epoch_s"], 3),
             f"{row['plain_s']['median']:.2f}",
             f"{row['ratio']['median']:.1f}×",
@@ -72,7 +67,7 @@ def training_speed(results: Path) -> str:
         "training", "batch", "images", "s an epoch (quartiles)", "plain loop", "ratio",
         "s to first step", "deterministic",
     ]  # fmt: skip
-    return _markdown(heading, rows)
+    return pipes(heading, rows)
 
 
 def open_set(results: Path) -> str:
@@ -100,7 +95,7 @@ def open_set(results: Path) -> str:
         "80M tiny",
         *(published.cell(published.AUROC["DSC"][p]) for p in places),
     ]
-    return _markdown(["AUROC in %", "background", *columns], [*rows, sources, paper])
+    return pipes(["AUROC in %", "background", *columns], [*rows, sources, paper])
 
 
 def _measured(cell: dict[str, Any], measure: str, trials: int) -> str:
@@ -136,8 +131,15 @@ def closed_set(results: Path) -> str:
     for theirs, title in (("DSC", "the paper's DSC"), ("Softmax", "the paper's softmax")):
         printed = published.CLOSED[theirs]
         rows.append([title, *(str(printed.get(column, "–")) for column, _ in columns)])
-    heading = ["accuracy in %", *(f"{column}, {epochs} epochs" for column, epochs in columns)]
-    return _markdown(heading, rows)
+    images = {c["column"]: c["train images"] for c in record["cells"]}
+    heading = [
+        "accuracy in %",
+        *(
+            f"{column}, {epochs} epochs of {spaced(images[column])} images"
+            for column, epochs in columns
+        ),
+    ]
+    return pipes(heading, rows)
 
 
 def claims(results: Path) -> str:
@@ -145,7 +147,7 @@ def claims(results: Path) -> str:
     if record is None:
         return "Not judged yet: `deepsimplex paper claims`."
     rows = [[c["claim"], c["verdict"], c["because"]] for c in record["claims"]]
-    return _markdown(["the paper's claim", "verdict", "because"], rows)
+    return pipes(["the paper's claim", "verdict", "because"], rows)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
