@@ -152,11 +152,11 @@ def test_without_confusion_the_classifier_descends_arpl():
 
 
 def test_vectors_and_bad_settings():
-    with pytest.raises(DeepSimplexError, match="images of 8×8 or more for arpl-cs"):
+    with pytest.raises(DeepSimplexError, match="images of 8×8 or more for a method that paints"):
         build_method("arpl-cs", "mlp", (6,), 3)
     for bad, words in (
         ({"confusion": -0.1}, "confusion of 0 or more"),
-        ({"temperature": 0}, "temperature of"),
+        ({"temperature": 0}, "temperature above 0"),
         ({"latent": 0}, "latent as a whole number"),
         ({"width": 2.5}, "width as a whole number"),
     ):

@@ -171,7 +171,7 @@ def test_bad_settings_and_a_batch_without_background():
         (EnergySettings, {"margin_in": "auto"}, "a finite margin_in"),
         (EnergySettings, {"margin_in": -1.0, "margin_out": -9.0}, "the lower energy"),
         (EnergySettings, {"share": 1.0}, "share below 1"),
-        (EnergySettings, {"tuning_rate": -1e-3}, "tuning_rate of 0"),
+        (EnergySettings, {"tuning_rate": -1e-3}, "tuning_rate above 0"),
         (EnergySettings, {"background_batch": 0}, "background_batch as a whole number of 1"),
         (BackgroundClassSettings, {"background_weight": -1}, "background_weight of 0"),
     ):

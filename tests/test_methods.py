@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from typing import get_args, get_type_hints
 
 import numpy as np
 import oracles
@@ -12,7 +13,7 @@ import torch
 import toys
 from torch import nn
 
-from deepsimplex import engine, inference, losses, metrics
+from deepsimplex import engine, inference, losses, metrics, options
 from deepsimplex.batches import TrainingSet
 from deepsimplex.errors import DeepSimplexError, Stopped
 from deepsimplex.fitting import fit_model
@@ -268,6 +269,40 @@ def test_bad_input(name):
         build_method(name, "small", (1, 8, 8), 1)
     with pytest.raises(DeepSimplexError, match="settings of"):
         settings_for(name, {"temprature": 2.0})
+    for field, hint in get_type_hints(type(method_row(name).settings)).items():
+        # Of every type some, and none that a field could take.
+        for value in ("a word", math.nan, math.inf, [1], {}, *(() if hint is bool else (True,))):
+            with pytest.raises(DeepSimplexError, match=field):
+                settings_for(name, {field: value})
+        if type(None) not in get_args(hint):
+            with pytest.raises(DeepSimplexError, match=field):
+                settings_for(name, {field: None})
+        if "margin_" not in field:  # Energy's may lie anywhere
+            with pytest.raises(DeepSimplexError, match=field):
+                settings_for(name, {field: -1})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 2.0},
+        {"loss": "hinge", "label_smoothing": 0.1},
+        {"loss": "softmax", "blend": 2.0},
+        {"loss": "blend", "radius": 5.0},
+        {"margin": 0.1},
+        {"loss": "authors", "background": "hinge-A"},
+        {"loss": "authors", "background_weight": 0.5},
+    ],
+)
+def test_a_setting_that_the_loss_does_not_read_is_refused(settings):
+    with pytest.raises(DeepSimplexError, match=f"{[*settings][-1]} = .* which it does not"):
+        settings_for("dsc", settings)
+
+
+def test_words_of_settings():
+    assert options.settings(["a=True", "b=false", "c=none", "d=-3", "e=1e-3"]) == {
+        "a": True, "b": False, "c": "none", "d": -3, "e": 1e-3,
+    }  # fmt: skip
 
 
 def test_method_names_are_suggested():
@@ -283,7 +318,7 @@ def test_each_background_term_falls_on_background_it_has_not_seen(term):
     others, unseen = (
         toys.tensors(toys.unknown_pictures(60, seed=seed), np.zeros(60))[0] for seed in (3, 4)
     )
-    settings = {"background": term, "margin": 1.0}
+    settings = {"background": term} | ({} if term == "centroid" else {"margin": 1.0})
     recipe = toys.quick("dsc", 20, settings=settings, background_batch=30)
     with_background, without = (
         fit_model(images, labels, list("abc"), recipe, background=b, device="cpu").method
@@ -319,12 +354,12 @@ def test_heads_and_simplices_of_dsc():
         ({"loss": 5}, "loss among squared, hinge"),
         ({"margin": "large"}, "margin among auto"),
         ({"margin": -1.0}, "margin of 0 or more"),
-        ({"temperature": 0.0}, "temperature of"),
+        ({"temperature": 0.0}, "temperature above 0"),
         ({"simplex": "cubic"}, "simplex among regular"),
     ):
         with pytest.raises(DeepSimplexError, match=words):
             DSCSettings(**bad)
-    with pytest.raises(DeepSimplexError, match="label_smoothing from 0"):
+    with pytest.raises(DeepSimplexError, match="label_smoothing below 1"):
         SoftmaxSettings(label_smoothing=1.0)
 
 

@@ -216,8 +216,8 @@ def test_scores():
         ({"width": 0}, "width as a whole number of 1"),
         ({"steps": 2.5}, "steps as a whole number of 1"),
         ({"attempts": True}, "attempts as a whole number of 1"),
-        ({"gan_rate": -1.0}, "gan_rate of 0 or more"),
-        ({"open_rate": float("inf")}, "open_rate of 0 or more"),
+        ({"gan_rate": -1.0}, "gan_rate above 0"),
+        ({"open_rate": float("inf")}, "open_rate above 0"),
         ({"share": 1.5}, "share of 1 or less"),
         ({"ceiling": "half"}, "ceiling of 0 or more"),
     ],
@@ -228,7 +228,7 @@ def test_bad_settings(changes, words):
 
 
 def test_only_pictures():
-    with pytest.raises(DeepSimplexError, match="images of 8×8 or more for osrci"):
+    with pytest.raises(DeepSimplexError, match="images of 8×8 or more for a method that paints"):
         build_method("osrci", "mlp", (6,), 3)
     images, labels = toys.tensors(*toys.pictures(30))
     with pytest.raises(DeepSimplexError, match="no frozen backbone for method 'osrci'"):

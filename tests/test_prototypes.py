@@ -226,9 +226,9 @@ def test_arpl_without_its_dot_products_is_rpl():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: CACSettings(anchor=0.0), "anchor of"),
+        (lambda: CACSettings(anchor=0.0), "anchor above 0"),
         (lambda: CACSettings(weight=-1.0), "weight of 0 or more"),
-        (lambda: GCPLSettings(temperature=0.0), "temperature of"),
+        (lambda: GCPLSettings(temperature=0.0), "temperature above 0"),
         (lambda: GCPLSettings(weight=math.nan), "weight of 0 or more"),
         (lambda: GCPLSettings(weight=True), "weight of 0 or more"),
         (lambda: ReciprocalSettings(loss="crpl"), "loss among rpl, arpl"),

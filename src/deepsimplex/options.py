@@ -43,7 +43,8 @@ def names(text: str | None) -> list[str] | None:
 
 
 def settings(pairs: list[str] | None) -> dict[str, Any]:
-    """name=value pairs; a value is a number where it reads as one."""
+    """name=value pairs; a value is a number, or true or false, where it reads as one."""
+    words = {"true": True, "false": False}
     found: dict[str, Any] = {}
     for pair in pairs or []:
         name, equals, text = pair.partition("=")
@@ -52,5 +53,5 @@ def settings(pairs: list[str] | None) -> dict[str, Any]:
         try:
             found[name] = int(text) if text.lstrip("-").isdigit() else float(text)
         except ValueError:
-            found[name] = text
+            found[name] = words.get(text.lower(), text)
     return found

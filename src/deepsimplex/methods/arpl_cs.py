@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -51,7 +52,7 @@ class ARPLCSSettings:
     width: int = 64  # of generator and critic
 
     def __post_init__(self) -> None:
-        check_numbers(self, temperature=1e-12, weight=0, confusion=0)
+        check_numbers(self, temperature=ABOVE_0, weight=0, confusion=0)
         check_whole(self, latent=1, width=1)
 
 
@@ -94,7 +95,7 @@ class ARPLCS(Method):
 
     def __init__(self, encoder: Encoder, classes: int, settings: ARPLCSSettings) -> None:
         super().__init__()
-        check_pictures(encoder.shape, "arpl-cs")
+        check_pictures(encoder.shape)
         self.settings = settings
         self.scores = ("max_logit", "max_probability")
         self.encoder = encoder

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -68,7 +69,7 @@ class EnergySettings:
 
     def __post_init__(self) -> None:
         check_whole(self, background_batch=1)
-        check_numbers(self, weight=0, share=0, tuning_rate=0, margin_in=None, margin_out=None)
+        check_numbers(self, weight=0, share=0, tuning_rate=ABOVE_0, margin_in=None, margin_out=None)
         if self.share >= 1:
             raise DeepSimplexError("share below 1", repr(self.share), "leave epochs for stage 1")
         if self.margin_in > self.margin_out:

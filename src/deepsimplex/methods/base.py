@@ -43,6 +43,8 @@ class Batch:
 # What counts as a number in settings and recipes; bool is one to Python, and refused by range.
 NUMBERS = (int, float, np.integer, np.floating)
 WHOLE_NUMBERS = (int, np.integer)
+ABOVE_0 = 1e-12
+"""The least of a number that may be small but not 0."""
 
 # Each call is one pass over the training set in order, not augmented: class means, Weibull tails.
 Passes = Callable[[], Iterable[Batch]]
@@ -231,13 +233,18 @@ def known_and_background(
 
 
 def check_choices(settings: Any) -> None:
-    """Every Literal field of a settings dataclass has one of its values."""
+    """Every Literal field of a settings dataclass has one of its values, every bool is one."""
     for name, hint in get_type_hints(type(settings)).items():
+        if hint is bool and not isinstance(getattr(settings, name), bool):
+            raise DeepSimplexError(
+                f"{name} as true or false", repr(getattr(settings, name)), "choose one"
+            )
         pure = get_origin(hint) is Literal
         parts = [hint] if pure else get_args(hint)
         choices = [v for part in parts if get_origin(part) is Literal for v in get_args(part)]
         value = getattr(settings, name)
-        if choices and (pure or isinstance(value, str)) and value not in choices:
+        known = any(value == choice and type(value) is type(choice) for choice in choices)
+        if choices and (pure or isinstance(value, str)) and not known:
             raise DeepSimplexError(
                 f"{name} among {', '.join(map(str, choices))}", repr(value), "choose one"
             )
@@ -254,6 +261,7 @@ def check_numbers(settings: Any, **least: float | None) -> None:
         number = isinstance(value, NUMBERS) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or (low is not None and value < low):
             wanted = f"a finite {name}" if low is None else f"{name} of {low:g} or more"
+            wanted = f"{name} above 0" if low == ABOVE_0 else wanted
             raise DeepSimplexError(wanted, repr(value), "change it")
 
 

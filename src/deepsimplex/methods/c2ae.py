@@ -54,7 +54,7 @@ class C2AE(Method):
 
     def __init__(self, encoder: Encoder, classes: int, settings: C2AESettings) -> None:
         super().__init__()
-        check_pictures(encoder.shape, "c2ae")
+        check_pictures(encoder.shape)
         self.settings, self.classes = settings, classes
         self.scores = ("reconstruction",)
         self.encoder = encoder

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Stage,
@@ -39,7 +40,7 @@ class CentreSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, weight=0, rate=0, delta=1e-12)
+        check_numbers(self, weight=0, rate=0, delta=ABOVE_0)
         if self.rate > 1:
             raise DeepSimplexError("rate of 1 or less", repr(self.rate), "change it")
 

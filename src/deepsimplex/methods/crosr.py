@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
-    NUMBERS,
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
     Passes,
     Stage,
+    check_numbers,
     check_score,
     check_whole,
     one_stage,
@@ -50,9 +50,7 @@ class CROSRSettings:
 
     def __post_init__(self) -> None:
         check_whole(self, latent=1, tail=2, alpha=0)
-        weight = self.reconstruction
-        if not (isinstance(weight, NUMBERS) and 0 < weight < float("inf")):
-            raise DeepSimplexError("reconstruction above 0", repr(weight), "change it")
+        check_numbers(self, reconstruction=ABOVE_0)
 
 
 class CROSR(Method):
@@ -65,7 +63,7 @@ class CROSR(Method):
 
     def __init__(self, encoder: Encoder, classes: int, settings: CROSRSettings) -> None:
         super().__init__()
-        check_pictures(encoder.shape, "crosr")
+        check_pictures(encoder.shape)
         self.settings, self.classes = settings, classes
         self.scores = ("openmax", "max_logit")
         self.encoder = encoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from deepsimplex import losses
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import build_head, choose_head
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -47,9 +48,9 @@ class DSCSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, margin=0, temperature=1e-12, background_weight=0)
-        check_numbers(self, blend=0, radius=1e-12, label_smoothing=0)
-        check_whole(self, hidden=1)
+        check_numbers(self, margin=0, temperature=ABOVE_0, background_weight=0)
+        check_numbers(self, blend=0, radius=ABOVE_0, label_smoothing=0)
+        check_whole(self, width=1, hidden=1)
         if self.label_smoothing >= 1:
             raise DeepSimplexError(
                 "label_smoothing below 1", repr(self.label_smoothing), "change it"
@@ -58,6 +59,28 @@ class DSCSettings:
             raise DeepSimplexError(
                 f"a number as margin for loss {self.loss!r}", "'auto'", "give the margin"
             )
+        self._check_read()
+
+    def _check_read(self) -> None:
+        """Refuse a setting that was given and that this loss would not look at."""
+        soft, hinged = self.loss in ("softmax", "blend"), self.background != "centroid"
+        read = {
+            "temperature": soft,
+            "label_smoothing": soft,
+            "blend": self.loss == "blend",
+            "radius": self.loss in ("literal", "authors"),
+            "margin": self.loss in ("hinge", "authors") or hinged,
+            "background": self.loss != "authors",
+            "background_weight": self.loss != "authors",
+        }
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if given != field.default and not read.get(field.name, True):
+                raise DeepSimplexError(
+                    f"settings that loss {self.loss!r} reads",
+                    f"{field.name} = {given!r}, which it does not",
+                    "leave it out, or change the loss",
+                )
 
 
 class DSC(Method):

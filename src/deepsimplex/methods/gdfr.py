@@ -66,7 +66,7 @@ class GDFR(LinearLogits):
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: GDFRSettings) -> None:
-        check_pictures(encoder.shape, "gdfr")
+        check_pictures(encoder.shape)
         if encoder.shape[1] != encoder.shape[2]:
             raise DeepSimplexError(
                 "square images, which can be turned",

@@ -19,11 +19,11 @@ RANGE = 4.0
 """Largest deviation, in standard deviations, that a generator can paint."""
 
 
-def check_pictures(shape: tuple[int, ...], method: str) -> None:
+def check_pictures(shape: tuple[int, ...]) -> None:
     """Refuse what is no image of 8 pixels or more to the side."""
     if len(shape) != 3 or min(shape[1:]) < 8:
         raise DeepSimplexError(
-            f"images of 8×8 or more for {method}, which paints some",
+            "images of 8×8 or more for a method that paints some",
             f"samples of shape {shape}",
             "choose another method, or larger images",
         )

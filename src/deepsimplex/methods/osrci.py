@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -65,8 +66,8 @@ class OSRCISettings:
     def __post_init__(self) -> None:
         check_choices(self)
         check_whole(self, latent=1, width=1, steps=1, attempts=1)
-        check_numbers(self, gan_epochs=0, gan_rate=0, adversarial=0, penalty=0, open_epochs=0)
-        check_numbers(self, open_rate=0, share=0, step_size=0, distance=0, ceiling=0)
+        check_numbers(self, gan_epochs=0, gan_rate=ABOVE_0, adversarial=0, penalty=0, open_epochs=0)
+        check_numbers(self, open_rate=ABOVE_0, share=0, step_size=0, distance=0, ceiling=0)
         for name in ("share", "ceiling"):
             if getattr(self, name) > 1:
                 raise DeepSimplexError(
@@ -82,7 +83,7 @@ class OSRCI(Method):
 
     def __init__(self, encoder: Encoder, classes: int, settings: OSRCISettings) -> None:
         super().__init__()
-        check_pictures(encoder.shape, "osrci")
+        check_pictures(encoder.shape)
         if settings.unknowns == "between" and 0 < settings.ceiling * classes <= 1:
             raise DeepSimplexError(
                 f"more than {1 / settings.ceiling:g} classes: the largest of {classes} "

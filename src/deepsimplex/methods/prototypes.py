@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -53,7 +54,7 @@ class CACSettings:
     weight: float = 0.1  # λ of the anchor term
 
     def __post_init__(self) -> None:
-        check_numbers(self, anchor=1e-12, weight=0)
+        check_numbers(self, anchor=ABOVE_0, weight=0)
 
 
 def anchor_loss(logits: Tensor, labels: Tensor, anchors: Tensor, weight: float) -> Tensor:
@@ -138,7 +139,7 @@ class GCPLSettings:
     weight: float = 0.1  # λ of the prototype term
 
     def __post_init__(self) -> None:
-        check_numbers(self, temperature=1e-12, weight=0)
+        check_numbers(self, temperature=ABOVE_0, weight=0)
 
 
 def prototype_loss(
@@ -203,7 +204,7 @@ class ReciprocalSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, temperature=1e-12, weight=0)
+        check_numbers(self, temperature=ABOVE_0, weight=0)
 
 
 def reciprocal_logits(features: Tensor, points: Tensor) -> Tensor:

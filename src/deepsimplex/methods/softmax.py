@@ -14,6 +14,7 @@ from deepsimplex.methods.base import (
     Encoder,
     Method,
     Stage,
+    check_numbers,
     check_score,
     one_stage,
     through_head,
@@ -27,9 +28,10 @@ class SoftmaxSettings:
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
+        check_numbers(self, label_smoothing=0)
+        if self.label_smoothing >= 1:
             raise DeepSimplexError(
-                "label_smoothing from 0 to below 1", repr(self.label_smoothing), "change it"
+                "label_smoothing below 1", repr(self.label_smoothing), "change it"
             )
 
 
