@@ -213,7 +213,7 @@ def test_equal_distances_count_each():
 def test_predictions_come_from_class_means():
     torch.manual_seed(0)
     features, labels = scattered(spread=0.3)
-    method = Pairs(Given(), 4, PairSettings()).double()
+    method = Pairs(Given(), 4, PairSettings("semihard")).double()
     method.head = nn.Identity()
     parts = [Batch(features[i : i + 6], labels[i : i + 6], None, 0) for i in range(0, 17, 6)]
     method.finish(lambda: parts)
@@ -224,6 +224,30 @@ def test_predictions_come_from_class_means():
     outputs = method(features)
     assert np.allclose(method.class_scores(outputs, "distance"), expected, atol=1e-6)
     assert np.allclose(method.knownness(outputs, "distance"), expected.max(1), atol=1e-6)
+
+
+def test_batch_hard_cannot_shrink_into_one_point():
+    """However near to one another a net puts its images, the loss sees them apart."""
+    features, labels = scattered()
+    batch, far = Batch(features, labels, None, 0), 3 + features
+    torch.manual_seed(0)
+    hard = Pairs(Given(), 4, PairSettings("hard", margin=0.5)).double()
+    plain = float(hard.loss(batch).detach())
+    outputs = hard(features).detach()
+    expected = hard.head(features).detach()
+    expected = (expected - expected.mean(0)) / (expected.var(0, correction=0) + 1e-5).sqrt()
+    assert torch.allclose(outputs, unit(expected))
+    assert plain == pytest.approx(oracles.triplet_batch_hard(outputs.numpy(), labels.tolist(), 0.5))
+    hard.norm.eps = 1e-30  # so that a thousandth of the spread is as good as all of it
+    apart = float(hard.loss(batch).detach())
+    hard.head.weight.data *= 1e-3
+    for given in (features, far):
+        shrunk = float(hard.loss(Batch(given, labels, None, 0)).detach())
+        assert shrunk == pytest.approx(apart, rel=1e-9)
+    assert [name for name, _ in hard.norm.named_parameters()] == []
+    # In use, by the statistics of training: an image's place does not depend on those beside it.
+    hard.eval()
+    assert torch.allclose(hard(features)[:3], hard(features[:3]))
 
 
 @pytest.mark.parametrize("settings", [MarginalSettings(), RangeSettings()])
