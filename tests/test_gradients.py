@@ -78,7 +78,6 @@ LOSSES = {
         (F,),
     ),
     "cosface": (of_method(margins.Margin, margins.MarginSettings()), (F,)),
-    "arcface": (of_method(margins.Margin, margins.MarginSettings("angle", 0.5)), (F,)),
     "sphereface": (of_method(margins.Sphere, margins.SphereSettings()), (F,)),
     "uniformface": (of_method(margins.Sphere, margins.SphereSettings(uniform=1.0)), (F,)),
     "regularface": (margins.regularity, (P,)),

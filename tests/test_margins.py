@@ -178,6 +178,8 @@ def test_pytorch_metric_learning_agrees(name):
         values.append(value.detach())
         gradients.append((features.grad, weight.grad))
     assert torch.allclose(*values, rtol=1e-6)
+    if name == "ArcFaceLoss":  # theirs is the true gradient, ours the one of the authors' code
+        return
     assert torch.allclose(gradients[0][0], gradients[1][0], rtol=1e-4, atol=1e-8)
     assert torch.allclose(gradients[0][1], gradients[1][1].T, rtol=1e-4, atol=1e-8)
 
@@ -216,6 +218,32 @@ def test_arcface_target_falls_everywhere(margin):
     assert (beyond(cosine, margin).diff() < 0).all()
     inside = ANGLES[1:-1][ANGLES[1:-1] + margin < math.pi]
     assert torch.allclose(beyond(inside.cos(), margin), (inside + margin).cos(), atol=1e-6)
+
+
+def test_arcface_has_the_gradient_of_a_fixed_step_back():
+    """s(p_j − [j = y]) for every cosine, p with the margin: the margin's size is a constant."""
+    given = batch()
+    net = method(Margin, MarginSettings("angle", 0.5, 9.0))
+    cosine = cosines(given.images, net.weight)
+    own = torch.arange(CLASSES) == given.labels[:, None]
+    back = torch.where(own, cosine - beyond(cosine, 0.5), 0).detach()
+    plain = nn.functional.cross_entropy(9 * (cosine - back), given.labels)
+    expected = torch.autograd.grad(plain, net.weight)[0]
+    assert torch.allclose(torch.autograd.grad(net.loss(given), net.weight)[0], expected)
+
+
+def test_arcface_has_a_way_out_where_its_slope_is_0():
+    """At θ = π − m to all weights the true gradient would not bring the own one nearer."""
+    net = method(Margin, MarginSettings("angle", 0.5, 16.0))
+    net.weight.data[:] = torch.eye(WIDTH, dtype=torch.float64)[0]
+    angle = math.pi - 0.5
+    feature = torch.eye(WIDTH, dtype=torch.float64)[:2].T @ torch.tensor(
+        [[math.cos(angle)], [math.sin(angle)]], dtype=torch.float64
+    )
+    net.loss(Batch(feature.T, torch.tensor([1]), None, 0)).backward()
+    towards = -(net.weight.grad @ feature)[:, 0]  # how far a step turns each weight to it
+    assert towards[1] > 1
+    assert (towards[torch.arange(CLASSES) != 1] < 0).all()
 
 
 def test_gradients_are_finite_at_the_ends():
@@ -334,7 +362,7 @@ def test_weights_that_a_loss_reads_are_told_to_the_convolutions(monkeypatch):
         (MarginSettings, {"kind": "sine"}, "kind among cosine, angle"),
         (MarginSettings, {"margin": -0.1}, "margin of 0 or more"),
         (MarginSettings, {"margin": 28.6}, "margin below π/2"),
-        (MarginSettings, {"scale": 0.0}, "scale of"),
+        (MarginSettings, {"scale": 0.0}, "scale above 0"),
         (SphereSettings, {"m": 0}, "m as a whole number"),
         (SphereSettings, {"m": 2.5}, "m as a whole number"),
         (SphereSettings, {"floor": float("inf")}, "floor of 0 or more"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.layers import used_elsewhere
 from deepsimplex.methods.base import (
+    ABOVE_0,
     Batch,
     Encoder,
     Method,
@@ -50,7 +51,7 @@ class MarginSettings:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_numbers(self, margin=0, scale=1e-12)
+        check_numbers(self, margin=0, scale=ABOVE_0)
         if self.margin >= math.pi / 2:
             raise DeepSimplexError("margin below π/2", repr(self.margin), "change it")
 
@@ -58,6 +59,9 @@ class MarginSettings:
 class Margin(Method):
     """CE on s·cosθ_j with s(cosθ_y − m) or s·cos(θ_y + m) for the target; outputs are features.
 
+    ArcFace's gradient is CosFace's, ∂/∂cosθ_y = s, as its authors' code has it. The true one, s
+    sin(θ+m)/sinθ, is 0 at θ = π − m, and there it leaves a fresh net: all features opposite to all
+    weights, which lie together (CIFAR-10: right 96.0 %, AUROC 64.0 at commit 47b6258).
     Scores: cosθ_j and the logit s·cosθ_j.
     """
 
@@ -82,7 +86,7 @@ class Margin(Method):
             if settings.kind == "cosine":
                 own = own - settings.margin
             else:
-                own = beyond(own, settings.margin)
+                own = own + (beyond(own, settings.margin) - own).detach()
             logits = torch.where(is_own(batch.labels, cosine.shape[1]), own, cosine)
             return F.cross_entropy(settings.scale * logits, batch.labels)
 
