@@ -96,23 +96,29 @@ def test_equal_trainings_are_done_once(tmp_path):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
     lines = []
 
-    def run(trial, recipe, folder, donor=None):
+    def run(trial, recipe, folder, *donors):
         job = running(
-            trial, recipe, folder, torch.device("cpu"), keep=0.95, donor=donor, report=lines.append
+            trial,
+            recipe,
+            folder,
+            torch.device("cpu"),
+            keep=0.95,
+            donors=donors,
+            report=lines.append,
         )
         return drive([job], torch.device("cpu"))[0]
 
     one = run(trial, recipe, first)
     assert (one["trained by"], len(lines)) == (None, 1)
-    two = run(other, recipe, second, donor=first)
+    two = run(other, recipe, second, tmp_path / "nobody", first)
     assert two["trained by"].endswith("/first")
     assert len(lines) == 1
     assert (two["accuracy"], two["counts"]["unknown test"]) == (one["accuracy"], 50)
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
-    again = run(other, recipe, third, donor=tmp_path / "nobody")
+    again = run(other, recipe, third, tmp_path / "nobody")
     assert (again["trained by"], len(lines)) == (None, 2)
     assert again["auroc"] == two["auroc"]
     changed = dataclasses.replace(recipe, seed=2)
-    assert run(other, changed, tmp_path / "fourth", donor=first)["trained by"] is None
+    assert run(other, changed, tmp_path / "fourth", first)["trained by"] is None
     fewer = dataclasses.replace(other, train=tuple(part[:-1] for part in other.train))
-    assert run(fewer, recipe, tmp_path / "fifth", donor=first)["trained by"] is None
+    assert run(fewer, recipe, tmp_path / "fifth", first)["trained by"] is None

@@ -10,6 +10,7 @@ import logging
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import oracles
@@ -276,11 +277,60 @@ def test_compare_by_a_detector(tmp_path, capsys):
         assert results[0]["auroc"] == results[0]["auroc_by_score"]["energy"]
     trial, recipe = digits_trial(0), dataclasses.replace(digits_recipe("dsc", 0), epochs=1)
     where = torch.device("cpu")
-    job = running(
-        trial, recipe, tmp_path / "x", where, keep=0.95, donor=tmp_path / "runs" / "dsc-0"
-    )
+    donors = [tmp_path / "runs" / "dsc-0-energy"]
+    job = running(trial, recipe, tmp_path / "x", where, keep=0.95, donors=donors)
     result = drive([job], where)[0]
-    assert (result["score"], result["trained by"]) == ("distance", None)
+    assert (result["score"], result["trained by"]) == ("distance", "runs/dsc-0-energy")
+    job = running(trial, recipe, tmp_path / "y", where, keep=0.95)
+    trained = drive([job], where)[0]
+    assert {k: v for k, v in result.items() if k not in ("seconds", "trained by")} == {
+        k: v for k, v in trained.items() if k not in ("seconds", "trained by")
+    }
+    borrowed, own = (tmp_path / name / "model.safetensors" for name in "xy")
+    assert borrowed.read_bytes() == own.read_bytes()
+    assert run(words) == 0  # by their own scores: trained, as no run without a score is there
+    capsys.readouterr()
+    assert run([*words, "--score", "joined"]) == 0
+    record = json.loads((tmp_path / "compare-digits-arpl-joined.json").read_text())
+    for method, results in record["methods"].items():
+        assert results[0]["trained by"] == f"runs/{method}-0"
+        assert results[0]["score"] == "joined"
+
+
+def test_a_finished_run_is_scored_anew(tmp_path, capsys):
+    words = ["train", "digits", "--known", "0,1,2", "--epochs", "1", "--seed", "3"]
+    first, other, third = (str(tmp_path / name) for name in ("first", "other", "third"))
+    assert run([*words, "--out", first]) == 0
+    asked = ["--score", "energy", "--keep", "0.8", "--guarantee", "pac", "--radius", "64"]
+    assert run([*words, *asked, "--out", other, "--trained", first]) == 0
+    assert f"The network of {first}, scored anew." in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "other" / "log.jsonl").read_bytes() == b""  # not an epoch of training
+    assert run([*words, *asked, "--out", third]) == 0
+    anew, whole = (Model.load(Path(folder) / "model.safetensors") for folder in (other, third))
+    assert (tmp_path / "other/model.safetensors").read_bytes() == (
+        tmp_path / "third/model.safetensors"
+    ).read_bytes()
+    assert (anew.score, anew.radius, anew.threshold) == ("energy", 64.0, whole.threshold)
+
+
+def test_a_run_of_another_training_is_not_scored_anew(tmp_path, capsys):
+    words = ["train", "digits", "--known", "0,1,2", "--epochs", "1"]
+    first, other = str(tmp_path / "first"), str(tmp_path / "other")
+    assert run([*words, "--out", first]) == 0
+    for more, reason in (
+        (["--seed", "1"], "a different recipe.seed"),
+        (["--method", "softmax"], "a different recipe.method"),
+        (["--known", "0,1"], "a different set of images or labels, data.known"),
+        (["--no-reject"], "a different data.keep"),
+    ):
+        assert run([*words, *more, "--out", other, "--trained", first]) == 1
+        assert reason in capsys.readouterr().err
+    assert run([*words, "--out", other, "--trained", str(tmp_path / "none")]) == 1
+    assert "got no run" in capsys.readouterr().err
+    (tmp_path / "first" / "results.json").unlink()
+    assert run([*words, "--out", other, "--trained", first]) == 1
+    assert "got one that is not finished" in capsys.readouterr().err
+    assert not Path(other).exists()
 
 
 def test_the_estimator_takes_a_detector():

@@ -108,6 +108,10 @@ def train(
     size: Size = None,
     weights: Weights = None,
     freeze: Freeze = False,
+    trained: Annotated[
+        Path | None,
+        typer.Option(help="A finished run of this training: score and calibrate anew, no more."),
+    ] = None,
     on_bad: OnBad = "fail",
     setting: Setting = None,
     radius: Annotated[float, typer.Option(help="Unit of length of distances.")] = 1.0,
@@ -135,6 +139,7 @@ def train(
         settings=settings(setting),
         weights=weights,
         freeze=freeze,
+        trained=trained,
         on_bad=on_bad,
         seed=seed,
         recipe_changes={
@@ -273,7 +278,6 @@ def compare(
     from deepsimplex import research
 
     track = f"-{Path(background).name}" if background else ""
-    track += f"-{score}" if score else ""
     research.compare(
         benchmark,
         [name.strip() for name in methods.split(",") if name.strip()],

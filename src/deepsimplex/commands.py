@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
 import sys
@@ -29,13 +30,14 @@ from deepsimplex.fitting import (
     check_pretrained,
     check_request,
     fit_model,
+    scored,
 )
 from deepsimplex.frozen import Pretrained
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model, repeated
 from deepsimplex.own import known_data, load, recipe_for
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, fingerprint
+from deepsimplex.runs import Run, fingerprint, unlike
 from deepsimplex.terminal import called, console, percent, progress, table, training
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
@@ -62,6 +64,7 @@ def train(
     seed: int,
     weights: Path | None,
     freeze: bool,
+    trained: Path | None,
     on_bad: str,
     recipe_changes: dict[str, Any],
 ) -> None:
@@ -83,32 +86,54 @@ def train(
     check_pretrained(images, recipe, *start.ways().values())
     asked = {"source": data.source, "known": list(classes), **promise, "freeze": freeze}
     asked |= {"fingerprint": fingerprint(images, labels, others), **start.asked()}
-    with Run(out, recipe, asked, checkpoint_seconds, where) as run:
+    run = Run(out, recipe, asked, checkpoint_seconds, where)
+    if trained is not None:
+        _check_trained(trained, run)
+    some, theirs = images[training_part], torch.from_numpy(labels[training_part])
+    with run:
         if run.results is not None:
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
-        if (out / "checkpoint.safetensors").exists():
-            console.print(f"Going on from the checkpoint in {out}.")
-        epochs = counted(recipe.epochs, "epoch")
-        frozen = ", head only" + ("" if weights else ", backbone untrained") if freeze else ""
-        console.print(f"Device: {where}. Method: {recipe.method}{frozen}, {epochs}.")
-        with training("Training") as begin:
-            model = fit_model(
-                images[training_part],
-                torch.from_numpy(labels[training_part]),
-                classes,
-                recipe,
-                **promise,
-                background=others,
-                calibration=images[held],
-                **start.ways(),
-                device=device,
-                keeper=run,
-                report=begin(recipe.method),
-            )
+        if trained is not None:
+            console.print(f"Device: {where}. The network of {trained}, scored anew.")
+            model = dataclasses.replace(load_model(trained, device), radius=radius)
+            anew: Any = {"score": score, "keep": keep, "guarantee": guarantee, "by": by}
+            anew |= {"calibration": images[held], "feature_cache": start.cache}
+            model = scored(model, some, theirs, **anew)
+        else:
+            if (out / "checkpoint.safetensors").exists():
+                console.print(f"Going on from the checkpoint in {out}.")
+            epochs = counted(recipe.epochs, "epoch")
+            frozen = ", head only" + ("" if weights else ", backbone untrained") if freeze else ""
+            console.print(f"Device: {where}. Method: {recipe.method}{frozen}, {epochs}.")
+            with training("Training") as begin:
+                model = fit_model(
+                    some,
+                    theirs,
+                    classes,
+                    recipe,
+                    **promise,
+                    background=others,
+                    calibration=images[held],
+                    **start.ways(),
+                    device=device,
+                    keeper=run,
+                    report=begin(recipe.method),
+                )
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held]))
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
+
+
+def _check_trained(folder: Path, run: Run) -> None:
+    """Refuse the network of a run that trained anything else than this one is asked to."""
+    reason = unlike(folder, run.asked)
+    if reason is not None:
+        raise DeepSimplexError(
+            f"{folder} as a finished run of this very training",
+            reason,
+            "give the data and options it was trained with, or leave --trained out",
+        )
 
 
 def _describe(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from deepsimplex.calibration import least_sample
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
-from deepsimplex.errors import DeepSimplexError
-from deepsimplex.fitting import fitting
+from deepsimplex.fitting import fitting, scored
 from deepsimplex.frozen import FROM_CHANCE, Pretrained
 from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
+from deepsimplex.runs import Run, code_commit, fingerprint, unlike, write_arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,14 +101,14 @@ def running(
     score: str | None = None,
     start: Pretrained = FROM_CHANCE,
     at_once: int = 1,
-    donor: Path | None = None,
+    donors: Sequence[Path] = (),
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Generator[None, None, dict[str, Any]]:
     """`run_trial`, yielding after every step; for lanes.drive, `at_once` of them on the device.
 
     `score` is one of the method's own or a detector's name; None takes the method's default.
-    `donor` is the folder of another trial's run: if it trained the same recipe on the same
-    images, its model is tested here and nothing is trained twice.
+    `donors` are folders of other runs: the first that trained the same recipe on the same images
+    gives its model, which is scored and tested here, and nothing is trained twice.
     """
     background = None
     if METHODS[recipe.method].uses_background and trial.background is not None:
@@ -129,22 +127,24 @@ def running(
     with Run(folder, recipe, data, device=where) as run:
         if run.results is not None:
             return run.results
-        model = None if donor is None else _borrowed(donor, run, where)
-        if model is None:
-            donor = None
+        images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
+        how: Any = {"score": score, "keep": keep, "calibration": to_tensor(trial.calibration[0])}
+        donor = next((d for d in donors if unlike(d, run.asked) is None), None)
+        if donor is not None:
+            model = Model.load(donor / run.model_path.name, str(where))
+            model = scored(model, images, labels, **how, feature_cache=start.cache)
+        else:
             model = yield from fitting(
-                to_tensor(trial.train[0]),
-                torch.from_numpy(trial.train[1]),
+                images,
+                labels,
                 trial.classes,
                 recipe,
                 where,
-                keep=keep,
-                score=score,
+                **how,
+                **start.ways(),
                 background=background,
-                calibration=to_tensor(trial.calibration[0]),
                 keeper=run,
                 report=report,
-                **start.ways(),
             )
         model.save(run.model_path)
         evaluation = evaluate(model, trial.known_test, trial.unknown_test)
@@ -203,19 +203,6 @@ def _mirrored(model: Model, trial: Trial) -> float | None:
     evaluation = evaluate(both, trial.known_test, trial.unknown_test)
     known, unknown = evaluation.known_scores, evaluation.unknown_scores
     return metrics.auroc(known[model.score], unknown[model.score])
-
-
-def _borrowed(donor: Path, run: Run, where: torch.device) -> Model | None:
-    """The model of another run, if what it was asked to train is what this one is asked to."""
-    try:
-        other = json.loads((donor / "recipe.json").read_text())
-        same = other["recipe"] == run.asked["recipe"]
-        told, asked = other["data"], run.asked["data"]
-        same &= all(told[k] == asked[k] for k in ("training", "keep"))
-        same &= told.get("score") == asked.get("score")
-        return Model.load(donor / run.model_path.name, str(where)) if same else None
-    except (OSError, KeyError, ValueError, DeepSimplexError):
-        return None
 
 
 def gather_scores(path: Path, parts: list[Path]) -> None:

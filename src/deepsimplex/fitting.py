@@ -171,8 +171,8 @@ def fitting(
         images, labels = images[training], labels[training]
     elif calibration is not None:
         seen.append(digests(calibration))
-    model = _untrained(recipe, names, images, score, radius, np.concatenate(seen))
-    method, score = model.method, model.score
+    model = _untrained(recipe, names, images, radius, np.concatenate(seen))
+    method = model.method
     if weights is not None:
         load_weights(method, weights)  # and its own normalisation
     data = TrainingSet(images, labels, background)
@@ -185,34 +185,50 @@ def fitting(
         yield from engine.training(method, data, recipe, where, keeper=keeper, report=report)
     if len(shape) == 1:
         method.double()  # so that a row's scores do not depend on the rows beside it
+    how: Any = {"score": score, "calibration": calibration, "feature_cache": feature_cache}
+    return scored(model, images, labels, **how, **promise)
+
+
+def scored(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    score: str | None,
+    keep: float | None,
+    guarantee: str = "mean",
+    by: str = "all",
+    calibration: Tensor | None = None,
+    feature_cache: Path | None = None,
+) -> Model:
+    """A trained model by `score`, None for its method's own, with a threshold for that.
+
+    A detector's score is fitted to the images it was trained on. The network stays as it is, so a
+    finished model can be scored anew.
+    """
+    method = model.method
+    score, fitted = score or method.scores[0], None
+    check_score(method, score)
     if score not in method.scores:
-        fitted = fit_detector(
-            score, method, images, labels, len(names), cache=feature_cache, mirror=recipe.mirror
-        )
-        model = dataclasses.replace(model, detector=fitted)
+        about: Any = {"cache": feature_cache, "mirror": model.recipe.mirror}
+        fitted = fit_detector(score, method, images, labels, len(model.classes), **about)
+    model = dataclasses.replace(model, score=score, detector=fitted, threshold=None)
     if keep is None or calibration is None:
         return model
     return calibrate(model, calibration, keep, guarantee=guarantee, by=by)
 
 
 def _untrained(
-    recipe: Recipe,
-    names: np.ndarray,
-    images: Tensor,
-    score: str | None,
-    radius: float,
-    seen: np.ndarray,
+    recipe: Recipe, names: np.ndarray, images: Tensor, radius: float, seen: np.ndarray
 ) -> Model:
     """A fresh method by the recipe's seed, normalised by the training images, as a model."""
     shape = tuple(images.shape[1:])
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(recipe.seed)
         method = build_method(recipe.method, recipe.backbone, shape, len(names), recipe.settings)
-    score = score or method.scores[0]
-    check_score(method, score)
     method.encoder.normalise.fit(images)
     pixels = images.dtype == torch.uint8
-    return Model(method, recipe, names, shape, score, None, radius, None, pixels, seen)
+    return Model(method, recipe, names, shape, method.scores[0], None, radius, None, pixels, seen)
 
 
 def calibrate(

@@ -70,6 +70,7 @@ def compare(
     makers, about = _trials(name, family, numbers, background, data_root(root), seed, size, on_bad)
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    by = f"-{score}" if score else ""
     with training("Training", trainings=len(makers) * len(methods)) as begin:
 
         def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
@@ -82,14 +83,16 @@ def compare(
                     recipe = _recipe(name, method, trial, number)
                     if epochs is not None:
                         recipe = dataclasses.replace(recipe, epochs=epochs)
+                    plain, folder = out / f"{method}-{number}", out / f"{method}-{number}{by}"
                     yield comparison.running(
                         with_photographs(trial) if method in helped and not background else trial,
                         recipe,
-                        out / f"{method}-{number}",
+                        folder,
                         where,
                         keep=KEEP,
                         score=score,
                         at_once=at_once,
+                        donors=[] if folder == plain else [plain],
                         report=begin(f"{method}, trial {number}"),
                     )
 
@@ -97,7 +100,7 @@ def compare(
             found[record["method"]].append(record)
     title = name if name in BENCHMARKS else Path(name).stem
     stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
-    stem += f"-{score}" if score else ""
+    stem += by
     record = {
         "command": command(),
         "environment": environment(where),
@@ -107,7 +110,7 @@ def compare(
         "methods": found,
     }
     record["notes"] += comparison.shortage([r for rs in found.values() for r in rs], KEEP)
-    parts = [out / f"{method}-{n}" / "scores.npz" for method in methods for n, _ in makers]
+    parts = [out / f"{method}-{n}{by}" / "scores.npz" for method in methods for n, _ in makers]
     _publish(record, results / stem, parts)
 
 

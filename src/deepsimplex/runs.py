@@ -331,6 +331,29 @@ class Run:
         write_json(self.folder / "results.json", results)
 
 
+AFTER_TRAINING = ("trial", "source", "test", "score", "guarantee", "by", "radius")
+"""What a run was asked for that its weights do not depend on."""
+
+
+def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
+    """Why the run in `folder` has not trained what another is `asked` for; None if it has."""
+    try:
+        here = json.loads((folder / "recipe.json").read_text())
+        told, wanted = (_trained(record) for record in (here, asked))
+    except (OSError, ValueError, LookupError, TypeError):
+        return "no run"
+    different = _differences(told, wanted)
+    if different:
+        return f"one with a different {', '.join(different)}"
+    return None if (folder / "results.json").exists() else "one that is not finished"
+
+
+def _trained(record: dict[str, Any]) -> dict[str, Any]:
+    data = {key: value for key, value in record["data"].items() if key not in AFTER_TRAINING}
+    # Whether images are held out counts, not what is promised of them.
+    return {"recipe": record["recipe"], "data": data | {"keep": data["keep"] is not None}}
+
+
 def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
     """Dotted names of the fields in which two JSON records differ."""
     if isinstance(here, dict) and isinstance(asked, dict):

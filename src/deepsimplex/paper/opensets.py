@@ -145,12 +145,15 @@ def results(
             track: str, number: int, row: str, group: dict[str, Trial]
         ) -> Generator[None, None, None]:
             """One training for all columns that ask for the same one."""
-            donor, score = None, plan.scored(row)
+            score = plan.scored(row)
+            donors: list[Path] = []
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
                 name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
-                name += f"-{score}" if score else ""
                 folder = request.runs("opensets") / name
+                if score:  # the same training by its own score may be there
+                    donors.append(folder)
+                    folder = folder.with_name(f"{folder.name}-{score}")
                 record = yield from compare.running(
                     trial,
                     recipe_for(row, column, number, request.epochs, plan.recipe),
@@ -159,11 +162,11 @@ def results(
                     keep=KEEP,
                     score=score,
                     at_once=at_once,
-                    donor=donor,
+                    donors=donors,
                     report=begin(f"{column}, {row}, trial {number}"),
                 )
                 found[column, track, row].append(record)
-                donor = donor or folder
+                donors.append(folder)
 
         def jobs() -> Iterator[Generator[None, None, None]]:
             for columns, track in itertools.product(_alike(plan), plan.tracks):
