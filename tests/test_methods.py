@@ -489,6 +489,9 @@ def test_scores_against_their_formulas():
     smooth[np.arange(9), labels] += 0.8
     value = softmax.loss(Batch(batch.images, labels, None, 0))
     assert float(value.detach()) == pytest.approx(-(smooth * np.log(p)).sum(1).mean(), rel=1e-5)
+    softmax.settings = SoftmaxSettings()
+    value = float(softmax.loss(Batch(batch.images, labels, None, 0)).detach())
+    assert value == pytest.approx(oracles.cross_entropy(f, labels.tolist()), rel=1e-5)
 
 
 def test_a_constant_on_all_logits_moves_the_logit_and_not_the_probability():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import toys
 
-from deepsimplex import engine
+from deepsimplex import engine, metrics
 from deepsimplex.cli import run
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
@@ -97,6 +97,30 @@ def test_a_command_for_some_cells_leaves_the_others_be(here):
     assert list(cells) == ["softmax", "eq. 7", "eq. 4"]
     assert cells["eq. 7"] == before["eq. 7"]
     assert cells["eq. 4"]["epochs"] == 1
+
+
+def test_scores_of_every_image_stand_beside_the_record(here):
+    words = ("--quick", "--trials", "2", "--epochs", "1", "--track", "none")
+    assert paper("table1", *words, "--rows", "softmax") == 0
+    assert paper("table1", *words, "--rows", "eq. 4") == 0
+    assert paper("table1", *words, "--rows", "softmax", "--trials", "1") == 0  # the two stay
+    assert paper("table1", *words, "--rows", "softmax", "--score", "energy", "--trials", "1") == 0
+    found = record(here, "table1")
+    assert len(found["seconds of commands"]) == 1  # here all have the words of pytest
+    with np.load(here / "runs/paper/paper-table1-quick.npz") as file:
+        arrays = dict(file)
+    places = {"digits/none/softmax", "digits/none/eq. 4", "digits/none/softmax, by energy"}
+    assert {name.rpartition("/")[0] for name in arrays} == places
+    for cell in found["cells"]:
+        for trial, value in enumerate(cell["auroc"]["values"]):
+            name = f"digits/none/{opensets.label(cell)}/{trial}"
+            label, predicted, score = (
+                arrays[f"{name}.{part}"] for part in ("label", "predicted", cell["score"])
+            )
+            assert metrics.auroc(score[label >= 0], score[label < 0]) == value
+            known = label >= 0
+            right = metrics.accuracy(label[known], predicted[known])
+            assert right == cell["accuracy"]["values"][trial]
 
 
 def test_table1_by_another_score_stands_beside_the_own(here, capsys):
@@ -437,7 +461,7 @@ def test_a_number_far_from_the_published_one_has_its_reason():
     assert "Neal" in far["why"]
     assert beside("none", "eq. 4", 0.5)["published"] is None
     assert beside("cifar100", "eq. 4", 0.5)["published"] == (93.8, 0.3)
-    assert "no place" in beside("cifar100", "eq. 5 A", 0.5)["why"]
+    assert "weighs its pairs" in beside("cifar100", "eq. 5 A", 0.5)["why"]
     assert "never printed" in beside("cifar100", "energy", 0.5)["why"]
     assert beside("none", "center", 0.5)["why"] is None
 

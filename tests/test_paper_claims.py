@@ -6,6 +6,7 @@ import pytest
 
 from deepsimplex.cli import run
 from deepsimplex.paper import drawings
+from deepsimplex.paper.claims import PEERS
 from deepsimplex.paper.requests import Request
 
 
@@ -29,6 +30,7 @@ def made_records():
     even = {u: {"accuracy": cell(0.78)} for u in ("1", "5", "32", "64", "100", "150", "200")}
     near = {"dog": "cat", "truck": "automobile"}
     rows = [("softmax", "none", 0.90), ("eq. 4", "none", 0.92), ("eq. 4", "cifar100", 0.95)]
+    rows += [("eq. 5 B", "cifar100", 0.94)]
     return {
         "radius": {"cells": {"literal": even, "literal-clipped": even, "unit": even}},
         "embeddings": {
@@ -50,6 +52,12 @@ def made_records():
                     "auroc": cell(level, level + 0.011, level - 0.01),
                 }
                 for row, track, level in rows
+            ]
+        },
+        "rivals": {
+            "rows": [
+                {"row": row, "background": "cifar100", "auroc": level}
+                for row, level in (("eq. 4", 0.945), ("eq. 5 A", 0.806), ("oe", 0.958))
             ]
         },
         "table2": {
@@ -91,7 +99,9 @@ def test_claims_that_do_not(here):
     records["table2"]["cells"][0]["accuracy"] = cell(0.90, 0.905)
     verdicts = judged(here, records)
     assert verdicts.pop("no hyper-parameter") == "holds only with the loss at unit radius"
-    assert verdicts.pop("better than softmax, open set") == "holds only with a background set"
+    assert verdicts.pop("better than softmax, open set") == (
+        "holds only with a background set that softmax is denied"
+    )
     assert verdicts.pop("Euclid and cosine agree").startswith("holds")
     assert verdicts.pop("background helps") == "holds"
     assert set(verdicts.values()) == {"does not hold"}
@@ -114,6 +124,43 @@ def test_claims_that_hold_in_part(here):
     assert judged(here, made_records())["semantic embeddings of unseen classes"] == (
         "holds for every loss"
     )
+
+
+def test_with_a_background_softmax_is_given_it_too(here):
+    records = made_records()
+    claim = "better than softmax, open set"
+    cells = records["table1"]["cells"]
+    cells[1]["auroc"] = cell(0.80, 0.81, 0.79)
+
+    def softmax(level):
+        return [
+            {**cells[2], "row": row, "auroc": cell(level, level + 0.012, level - 0.01)}
+            for row in PEERS
+        ]
+
+    for rows, verdict in (
+        ([], "holds only with a background set that softmax is denied"),
+        (softmax(0.94), "holds only with a background set"),
+        (softmax(0.94)[1:], "holds only with a background set that softmax is denied"),
+        (softmax(0.96), "holds only with a background set that softmax is denied"),
+    ):
+        assert judged(here, records | {"table1": {"cells": cells + rows}})[claim] == verdict
+    assert reason(here, claim).endswith("the first split alone, with: eq. 4 94.5, oe 95.8")
+
+
+def test_the_background_is_the_papers_only_by_eq_5(here):
+    records = made_records()
+    claim, cells = "background helps", records["table1"]["cells"]
+    for five, verdict in (
+        ((0.94, 0.951, 0.93), "holds"),
+        ((0.93, 0.92, 0.92), "holds only with the background drawn to the centroid"),
+        (None, "holds only with the background drawn to the centroid"),
+    ):
+        rows = cells[:3] + ([{**cells[3], "auroc": cell(*five)}] if five else [])
+        assert judged(here, records | {"table1": {"cells": rows}})[claim] == verdict
+    assert reason(here, claim).endswith("the first split alone, with: eq. 5 A 80.6")
+    cells[2]["auroc"] = cell(0.92, 0.93, 0.90)
+    assert judged(here, records)[claim] == "does not hold"
 
 
 def test_claims_compare_rows_of_one_recipe(here):
@@ -205,6 +252,7 @@ def test_claims_of_quick_records(here, monkeypatch):
     assert (
         paper("table1", *words, "--trials", "1", "--rows", "softmax,eq. 4", "--track", "none") == 0
     )
+    assert paper("rivals", *words, "--rows", "softmax") == 0
     assert paper("table2", *words, "--seeds", "1", "--rows", "softmax,dsc") == 0
     assert paper("embeddings", *words) == 0
     for study in ("radius", "imbalance", "semantic"):

@@ -109,7 +109,10 @@ def test_imbalance_counts_every_class_of_every_seed(done):
     for title, seeds in record["losses"].items():
         assert [one["cut"] for one in seeds] == [0, 1]
         for one, lost in zip(seeds, record["lost"][title], strict=True):
-            assert len(one["balanced"]) == len(one["imbalanced"]) == 3
+            for kind in ("balanced", "imbalanced"):
+                for where in (kind, f"{kind}, training images"):
+                    assert len(one[where]) == 3
+                    assert all(0 <= share <= 1 for share in one[where])
             assert lost == one["balanced"][one["cut"]] - one["imbalanced"][one["cut"]]
     assert len(record["notes"]) == 7
 

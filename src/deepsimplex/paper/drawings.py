@@ -254,13 +254,16 @@ def imbalance(request: Request) -> None:
     studies = [_planar(request, parts, *one) for one in asked]
     outcomes = conducted(studies, request, "imbalance")
     found: dict[str, list[dict[str, Any]]] = {row.title: [] for row in rows}
-    for (row, seed, cut), outcome in zip(asked, outcomes, strict=True):
-        accuracies = _by_class(outcome, parts.test[1])
+    for (row, seed, cut), study, outcome in zip(asked, studies, outcomes, strict=True):
+        kind = "balanced" if cut is None else "imbalanced"
+        accuracies = {
+            kind: _by_class(outcome, "test", parts.test[1]),
+            f"{kind}, training images": _by_class(outcome, "train", study.labels),
+        }
         if cut is None:
-            found[row.title].append({"seed": seed, "balanced": accuracies})
+            found[row.title].append({"seed": seed, **accuracies})
         else:
-            found[row.title][-1] |= {"cut": cut, "imbalanced": accuracies}
-            found[row.title][-1]["commit"] = outcome.commit
+            found[row.title][-1] |= {"cut": cut, **accuracies, "commit": outcome.commit}
     _print_classes(found, parts.classes)
     lost = {
         title: [one["balanced"][one["cut"]] - one["imbalanced"][one["cut"]] for one in seeds]
@@ -363,8 +366,8 @@ def _planar(request: Request, parts: Parts, row: Row, seed: int, cut: int | None
     return Study(name, images, labels, parts.classes, recipe, look_at)
 
 
-def _by_class(outcome: Outcome, labels: np.ndarray) -> list[float]:
-    right = outcome.predicted["test"] == labels
+def _by_class(outcome: Outcome, part: str, labels: np.ndarray) -> list[float]:
+    right = outcome.predicted[part] == labels
     return [float(right[labels == j].mean()) for j in np.unique(labels)]
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from deepsimplex import compare
 from deepsimplex.data.background import PHOTOGRAPHS, Background, load_background
@@ -25,6 +27,7 @@ from deepsimplex.paper import published
 from deepsimplex.paper.requests import Request
 from deepsimplex.recipes import BENCHMARK_RECIPES, Recipe, digits_recipe
 from deepsimplex.research import KEEP, check_scored
+from deepsimplex.runs import write_arrays
 from deepsimplex.terminal import console, training
 
 
@@ -119,7 +122,7 @@ Found = dict[Key, list[dict[str, Any]]]
 def results(
     request: Request, plan: Plan, without: Collection[Any] = ()
 ) -> tuple[Found, dict[str, str]]:
-    """Records of all trials that can be run here, and why the others cannot.
+    """Records of all trials that can be run here, with their folders, and why the others cannot.
 
     `without` are keys whose numbers are at hand. Rows that no track has a place for are told; if
     there is nothing at all, that is an error.
@@ -165,7 +168,7 @@ def results(
                     donors=donors,
                     report=begin(f"{column}, {row}, trial {number}"),
                 )
-                found[column, track, row].append(record)
+                found[column, track, row].append(record | {"folder": folder})
                 donors.append(folder)
 
         def jobs() -> Iterator[Generator[None, None, None]]:
@@ -182,6 +185,25 @@ def results(
     for records in found.values():
         records.sort(key=lambda record: record["seed"])
     return found, missing
+
+
+def keep_scores(record: Path, found: Mapping[Any, list[dict[str, Any]]]) -> None:
+    """Beside a record, an .npz: true and predicted label and own score of every test image.
+
+    `found` is by column, track and row, and so are the arrays named, with the trial: "cifar10/none/
+    eq. 7/0.dot". Others in the file stay.
+    """
+    path, arrays = record.with_suffix(".npz"), {}
+    if path.exists():
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    for place, records in found.items():
+        for one in records:
+            name = "/".join((*place, str(one["seed"])))
+            with np.load(one["folder"] / "scores.npz") as file:
+                arrays |= {f"{name}.{k}": file[k].astype(np.int16) for k in ("label", "predicted")}
+                arrays[f"{name}.{one['score']}"] = file[one["score"]]
+    write_arrays(path, arrays)
 
 
 def _check_score(column: str, row: str, plan: Plan) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
+from deepsimplex.paper.claims import behind
 from deepsimplex.paper.opensets import ROWS, label, shortened
 from deepsimplex.recipes import BENCHMARK_RECIPES
 from deepsimplex.tables import pipes, spaced, spread
@@ -146,8 +147,8 @@ def claims(results: Path) -> str:
     record = _read(results, "paper-claims")
     if record is None:
         return "Not judged yet: `deepsimplex paper claims`."
-    rows = [[c["claim"], c["verdict"], c["because"]] for c in record["claims"]]
-    return pipes(["the paper's claim", "verdict", "because"], rows)
+    rows = [[c["claim"], c["verdict"], c["because"], behind(c)] for c in record["claims"]]
+    return pipes(["the paper's claim", "verdict", "because", "record"], rows)
 
 
 TABLES: dict[str, Callable[[Path], str]] = {

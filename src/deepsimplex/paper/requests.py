@@ -46,18 +46,27 @@ class Request:
         path = self.results / f"paper-{self.named(name)}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    def record(self, name: str, content: dict[str, Any]) -> Path:
-        """Write results/paper-NAME.json: the content with its birth certificate."""
+    def record(self, name: str, content: dict[str, Any], *, joins: bool = False) -> Path:
+        """Write results/paper-NAME.json: the content with its birth certificate.
+
+        A record that `joins` several commands keeps the wall clock of each, the longest where one
+        was given twice: the second time it may have found all its runs finished.
+        """
         path = self.results / f"paper-{self.named(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
+        seconds = round(time.perf_counter() - self.began, 2)
         whole = {
             "command": command(),
             "environment": environment(pick_device(self.device)),
             "quick": self.quick,
             "seeds": self.seeds,
-            "seconds": round(time.perf_counter() - self.began, 2),
+            "seconds": seconds,
             **content,
         }
+        if joins:
+            clock = (self.recorded(name) or {}).get("seconds of commands", {})
+            longest = max(seconds, clock.get(command(), 0.0))
+            whole["seconds of commands"] = clock | {command(): longest}
         write_json(path, whole)
         console.print(f"Record: {path}")
         return path

@@ -10,12 +10,12 @@ from typing import Any
 from deepsimplex import tables
 from deepsimplex.data.protocols import repeated_trials
 from deepsimplex.paper import charts, published
-from deepsimplex.paper.opensets import ROWS, Plan, recipe_for, results
+from deepsimplex.paper.opensets import ROWS, Plan, keep_scores, label, recipe_for, results
 from deepsimplex.paper.requests import Request, joined
 from deepsimplex.runs import command
 from deepsimplex.terminal import console, table
 
-Key = tuple[str | None, ...]  # column, background, row, recipe, detector
+Key = tuple[Any, ...]  # column, background, row, recipe, detector
 Cells = dict[Key, dict[str, Any]]
 EXTRA = ("held_out_accuracy", "auroc_mirrored")
 """Measures to choose a recipe by, where a run has them; a test's mirrored images beside it."""
@@ -43,19 +43,17 @@ def _show(
     given = {} if taken is None else _recorded(request, plan.named(taken))
     cells = {key: given[key] for key in _wanted(plan) if _enough(given.get(key), request, plan)}
     found, missing = results(request, plan, without={key[:3] for key in cells})
-    measured = (_measured(key, records, plan) for key, records in found.items())
+    measured = [_measured(key, records, plan) for key, records in found.items()]
     cells |= {_key(cell): cell for cell in measured}
     _print(plan, measure, printed, cells)
     before = joined(_recorded(request, plan.named(name)), given, _weight)
+    after = joined(before, cells, _weight, _stays)
     content = {
         "measure": measure,
         "family": plan.family,
         "trials": plan.trials,
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
-        "cells": [
-            cell | _distinct(cell, measure, plan.family)
-            for cell in joined(before, cells, _weight, _stays).values()
-        ],
+        "cells": [cell | _distinct(cell, measure, plan.family) for cell in after.values()],
         "missing": missing,
         "published": {k: [published.cell(c) for c in v] for k, v in printed.items()},
     }
@@ -65,7 +63,9 @@ def _show(
         source = request.recorded(plan.named(taken))
         about = {"record": f"paper-{request.named(plan.named(taken))}.json"}
         content["taken from"] = about | {"environment": source["environment"]}
-    request.record(plan.named(name), content)
+    path = request.record(plan.named(name), content, joins=True)
+    kept = [cell for cell in measured if after[_key(cell)] is cell]
+    keep_scores(path, {(*_key(c)[:2], label(c)): found[_key(c)[:3]] for c in kept})
     request.draw(plan.named(name), charts.open_sets(content))
     return content
 
