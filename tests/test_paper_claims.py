@@ -268,6 +268,7 @@ def test_claims_of_quick_records(here, monkeypatch):
 def test_claims_tell_epochs_and_seeds_where_the_record_knows_them(here):
     records = made_records()
     known = {"recipe": {"epochs": 15}, "seeds": 1}
+    known["data"] = {"name": "cifar100", "train images": 25000}
     records["radius"] |= known
     records["embeddings"] |= {"recipes": {"eq. 4": {"epochs": 50}}, "seeds": 1}
     records["imbalance"] |= {"recipes": {"a": {"epochs": 30}, "b": {"epochs": 40}}, "seeds": 3}
@@ -276,7 +277,7 @@ def test_claims_tell_epochs_and_seeds_where_the_record_knows_them(here):
         row["epochs"] = 100 if row["row"] == "softmax" else 50
     judged(here, records)
     for claim in ("no hyper-parameter", "the radius matters little"):
-        assert reason(here, claim).endswith(", 15 epochs, one seed")
+        assert reason(here, claim).endswith(", 25 000 images of cifar100, 15 epochs, one seed")
     assert reason(here, "compact classes").endswith(", 50 epochs, one seed")
     assert reason(here, "robust to imbalance").endswith(", 30 or 40 epochs, 3 seeds")
     assert reason(here, "semantic embeddings of unseen classes").endswith(", 30 epochs, 5 seeds")

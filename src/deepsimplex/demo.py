@@ -93,7 +93,7 @@ def doctor(device: str) -> bool:
     where = pick_device(device)
     for name, value in environment(where).items():
         console.print(f"{name:>13}  {value}")
-    for extra in ("timm", "pytorch-ood", "onnx", "fastapi"):
+    for extra in ("timm", "pytorch-ood"):
         found = importlib.util.find_spec(extra.replace("-", "_")) is not None
         console.print(f"{extra:>13}  {'installed' if found else 'not installed (optional)'}")
     trial = digits_trial(0)

@@ -188,7 +188,7 @@ def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The common protocol of the open-set benchmarks at 32 and 64 pixels.
 
     `deepsimplex compare cifar10`: OSRCI net, 100 epochs, batch 128, SGD 0.9 at 0.1, decay 5e-4,
-    cosine; the numbers it reaches are in results/compare-*.json.
+    cosine; the numbers it reaches are in results/paper-table1.json and paper-rivals.json.
     """
     return Recipe(
         method=method,

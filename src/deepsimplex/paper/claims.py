@@ -18,6 +18,7 @@ from deepsimplex.paper import charts
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import clear
 from deepsimplex.simplex import Simplex, dot_products, squared_distances
+from deepsimplex.tables import spaced
 from deepsimplex.terminal import table
 
 Records = dict[str, Any]
@@ -73,10 +74,13 @@ def behind(claim: dict[str, Any]) -> str:
 
 
 def _length(record: Any, seeds: int | None = None) -> str:
-    """ ", 30 epochs, 5 seeds", as far as the record knows."""
+    """ ", 25 000 images of cifar100, 30 epochs, 5 seeds", as far as the record knows."""
     recipes = [record["recipe"]] if "recipe" in record else record.get("recipes", {}).values()
     epochs = sorted({recipe["epochs"] for recipe in recipes})
     told = ", " + " or ".join(map(str, epochs)) + " epochs" if epochs else ""
+    if "data" in record:
+        images, name = (record["data"][key] for key in ("train images", "name"))
+        told = f", {spaced(images)} images of {name}{told}"
     return told + _counted(record.get("seeds") if seeds is None else seeds)
 
 

@@ -1,9 +1,9 @@
 """`radius`: accuracy against the radius u, eq. 4 as printed beside eq. 4 at unit radius.
 
 The paper's table is ResNet-18 on CIFAR-100. As printed, u scales eq. 4's gradient, so that it acts
-as a learning rate in disguise; at unit radius it is a unit of length (docs/decisions/0001). All
-three columns share one recipe, without gradient clipping, as the paper's; one clips, to see what is
-left of u where nothing diverges.
+as a learning rate in disguise; at unit radius it is a unit of length (docs/decisions/0001). The
+columns share one recipe, the paper's without clipped gradients; one of them clips all the same, to
+see what is left of u where nothing diverges.
 """
 
 from __future__ import annotations

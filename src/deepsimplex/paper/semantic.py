@@ -5,7 +5,7 @@
 Six classes of CIFAR-10 are trained by the benchmarks' recipe; the mean feature of each of the ten
 classes' test images is taken, and the distances between the means. The paper prints 5.8 to 6.7
 between trained classes at a radius it does not give, so ours are shown over the nominal distance
-between vertices, √(2C/(C−1)), which has no unit; so has the largest over the smallest.
+between vertices, √(2C/(C−1)), which has no unit; nor has the largest over the smallest.
 """
 
 from __future__ import annotations
