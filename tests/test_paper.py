@@ -440,11 +440,9 @@ def test_rivals_stand_beside_what_was_published(here, capsys):
         ("photographs", "oe"),
     ]
     assert all(line["published"] is None for line in found["rows"])  # of digits nothing was
-    assert (
-        "background photographs, digits recipe, in %; seconds with 1 at once"
-        in capsys.readouterr().out
-    )
-    assert paper("rivals", "--quick", "--epochs", "1", "--rows", "eq. 4,cac") == 0
+    assert "background photographs, digits recipe, in %\n" in capsys.readouterr().out
+    words = ("--rows", "eq. 4,cac", "--at-once", "2")
+    assert paper("rivals", "--quick", "--epochs", "1", *words) == 0
     again = record(here, "rivals")["rows"]
     assert [line["row"] for line in again] == ["eq. 4", "softmax", "cac", "center", "eq. 4", "oe"]
     assert [again[i] for i in (1, 3, 5)] == [found["rows"][i] for i in (0, 2, 3)]

@@ -161,13 +161,16 @@ def dam(
 def rivals(
     quick: Quick = False, rows: Rows = None, device: Device = "auto", data_root: Root = None,
     out: Out = RUNS, results: Results = None, figures: Figures = None, epochs: Epochs = None,
+    at_once: Annotated[
+        int | None, typer.Option(min=1, help="Trainings side by side; 1 times each alone.")
+    ] = None,
 ) -> None:  # fmt: skip
     """Every method once, CIFAR-10's first split."""
     from deepsimplex.paper import rivals as study
     from deepsimplex.paper.opensets import EVERY
 
     request = _request(quick, device, data_root, out, results, figures, 1, epochs)
-    study.rivals(request, _chosen(rows, tuple(EVERY), "rows"))
+    study.rivals(request, _chosen(rows, tuple(EVERY), "rows"), at_once)
 
 
 @paper_app.command()

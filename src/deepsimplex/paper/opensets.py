@@ -87,6 +87,7 @@ class Plan:
     trials: int = 5
     recipe: str = "common"  # a name in recipes.BENCHMARK_RECIPES; of digits "digits"
     score: str | None = None  # for all rows, instead of each row's own
+    at_once: int | None = None  # trainings side by side; None for what the device takes
 
     def scored(self, row: str) -> str | None:
         """By what a row is scored; None is the method's default."""
@@ -128,7 +129,7 @@ def results(
     there is nothing at all, that is an error.
     """
     where = pick_device(request.device)
-    at_once = side_by_side(where)
+    at_once = plan.at_once or side_by_side(where)
     every = itertools.product(plan.columns, plan.tracks, plan.rows)
     wanted = [key for key in every if fits(key[2], key[1]) and key not in without]
     _tell_misfits(plan)
