@@ -25,9 +25,9 @@ REASONS = {
     "OpenMax": NEAL,
     "G-OpenMax": NEAL,
     "OSRCI": NEAL,
-    "C2AE": "its authors' own; evaluated again by Perera et al. at about 71, on Neal's splits. What "
-    "a decoder finds hard is detail, and here the knowns have more of it than the unknowns, there "
-    "they have not: 12 points apart with no training at all (benchmarks/detail.py)",
+    "C2AE": "its authors' own; evaluated again by Perera et al. at about 71, on Neal's splits. "
+    "What a decoder finds hard is detail, and here the knowns have more of it than the unknowns, "
+    "there hardly: up to 12 points apart with no training at all (benchmarks/detail.py)",
     "CAC": "Neal's splits, an older recipe (lr 0.01, 200 epochs)",
     "CPN": "Neal's splits, an older recipe",
     "CROSR": "a three-level DHRNet of wider layers; a re-implementation reports 71",
