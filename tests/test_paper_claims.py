@@ -160,7 +160,13 @@ def test_the_background_is_the_papers_only_by_eq_5(here):
         assert judged(here, records | {"table1": {"cells": rows}})[claim] == verdict
     assert reason(here, claim).endswith("the first split alone, with: eq. 5 A 80.6")
     cells[2]["auroc"] = cell(0.92, 0.93, 0.90)
+    assert judged(here, records)[claim] == "not clear"
+    cells[2]["auroc"] = cell(0.90, 0.912, 0.89)
     assert judged(here, records)[claim] == "does not hold"
+    # Nor does one trial decide between eq. 4 and softmax.
+    one = [{**c, "auroc": cell(c["auroc"]["values"][0])} for c in cells]
+    verdicts = judged(here, records | {"table1": {"cells": one}})
+    assert verdicts["better than softmax, open set"] == "not clear"
 
 
 def test_claims_compare_rows_of_one_recipe(here):

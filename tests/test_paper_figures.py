@@ -153,6 +153,7 @@ def test_verdicts_follow_from_the_numbers():
     assert "less in 4 of 4 seeds: less than softmax" in good
     assert "10.2 ± 0.5 less" in good
     assert "less in 0 of 4 seeds: more than softmax" in bad
+    assert " more than under softmax" in bad
     assert "no clear difference" in even
     one = drawings.verdicts({"good": [0.1], "softmax": [0.2]}, "softmax")
     assert "one seed decides nothing" in one[1]

@@ -326,8 +326,9 @@ def verdicts(lost: dict[str, list[float]], control: str) -> list[str]:
             continue
         less, n = base - np.array(values), len(values)
         said = words[clear(less)] if n > 1 else "one seed decides nothing"
+        apart = f"{_mean_sd(less)} less" if less.mean() >= 0 else f"{_mean_sd(-less)} more"
         lines.append(
-            f"{title}: it loses {_mean_sd(values)} points, {_mean_sd(less)} less than under "
+            f"{title}: it loses {_mean_sd(values)} points, {apart} than under "
             f"{control}, less in {(less > 0).sum()} of {n} seeds: {said}."
         )
     return lines
