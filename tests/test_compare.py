@@ -1,6 +1,7 @@
 """Evaluation and tables on numbers made by hand; a model that two trials share."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -118,6 +119,15 @@ def test_equal_trainings_are_done_once(tmp_path):
     again = run(other, recipe, third, tmp_path / "nobody")
     assert (again["trained by"], len(lines)) == (None, 2)
     assert again["auroc"] == two["auroc"]
+    # The commit is the one that trained, and what cannot be read is trained anew.
+    told = json.loads((first / "results.json").read_text())
+    (first / "results.json").write_text(json.dumps(told | {"commit": "old"}))
+    assert run(other, recipe, tmp_path / "sixth", first)["commit"] == "old"
+    (second / "model.safetensors").write_bytes(b"of another version")
+    seventh = run(other, recipe, tmp_path / "seventh", second, first)
+    assert seventh["trained by"].endswith("/first")
+    eighth = run(other, recipe, tmp_path / "eighth", second)
+    assert (eighth["trained by"], eighth["commit"]) == (None, told["commit"])
     changed = dataclasses.replace(recipe, seed=2)
     assert run(other, changed, tmp_path / "fourth", first)["trained by"] is None
     fewer = dataclasses.replace(other, train=tuple(part[:-1] for part in other.train))

@@ -311,6 +311,9 @@ def test_a_finished_run_is_scored_anew(tmp_path, capsys):
         tmp_path / "third/model.safetensors"
     ).read_bytes()
     assert (anew.score, anew.radius, anew.threshold) == ("energy", 64.0, whole.threshold)
+    told = json.loads((tmp_path / "other/results.json").read_text())["trained by"]
+    assert told["run"] == first
+    assert told["environment"] == json.loads((tmp_path / "first/environment.json").read_text())
 
 
 def test_a_run_of_another_training_is_not_scored_anew(tmp_path, capsys):
@@ -327,6 +330,15 @@ def test_a_run_of_another_training_is_not_scored_anew(tmp_path, capsys):
         assert reason in capsys.readouterr().err
     assert run([*words, "--out", other, "--trained", str(tmp_path / "none")]) == 1
     assert "got no run" in capsys.readouterr().err
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    for text, reason in (
+        ('{"recipe": {}, "data": "x"}', "got no run"),
+        ('{"recipe": {}, "data": {}}', "set of images or labels"),
+    ):
+        (odd / "recipe.json").write_text(text)
+        assert run([*words, "--out", other, "--trained", str(odd)]) == 1
+        assert reason in capsys.readouterr().err
     (tmp_path / "first" / "results.json").unlink()
     assert run([*words, "--out", other, "--trained", first]) == 1
     assert "got one that is not finished" in capsys.readouterr().err

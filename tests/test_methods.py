@@ -299,6 +299,21 @@ def test_a_setting_that_the_loss_does_not_read_is_refused(settings):
         settings_for("dsc", settings)
 
 
+def test_what_a_loss_does_not_read_stays_in_a_file():
+    """A row's own margin is not the user's to leave out, nor is a file's."""
+    assert settings_for("dsc-hinge", {"loss": "blend"}).margin == 0.01
+    record = Recipe(settings=DSCSettings(margin=0.1)).to_json()
+    assert Recipe.from_json(record).settings.margin == 0.1
+
+
+def test_choices_as_numpy_has_them():
+    assert settings_for("dsc", {"loss": np.str_("hinge")}).loss == "hinge"
+    assert settings_for("mhe", {"power": np.int64(1)}).power == 1
+    for value in (True, 1.0, np.float64(1)):
+        with pytest.raises(DeepSimplexError, match="power among 0, 1, 2"):
+            settings_for("mhe", {"power": value})
+
+
 def test_words_of_settings():
     assert options.settings(["a=True", "b=false", "c=none", "d=-3", "e=1e-3"]) == {
         "a": True, "b": False, "c": "none", "d": -3, "e": 1e-3,

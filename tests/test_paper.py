@@ -123,6 +123,23 @@ def test_scores_of_every_image_stand_beside_the_record(here):
             assert right == cell["accuracy"]["values"][trial]
 
 
+def test_scores_of_a_replaced_cell_go_with_it(here):
+    words = ("--quick", "--track", "none", "--rows", "softmax")
+    assert paper("table1", *words, "--trials", "2", "--epochs", "1") == 0
+    more = ("--trials", "1", "--epochs", "2", "--out", str(here / "new"))
+    assert paper("table1", *words, *more, "--results", str(here / "runs/paper")) == 0
+    with np.load(here / "runs/paper/paper-table1-quick.npz") as file:
+        assert {name.rpartition(".")[0] for name in file.files} == {"digits/none/softmax/0"}
+
+
+def test_a_row_timed_alone_is_trained_for_it(here):
+    words = ("--quick", "--epochs", "1", "--rows", "cac")
+    for count in ("2", "1"):
+        assert paper("rivals", *words, "--at-once", count) == 0
+        (line,) = record(here, "rivals")["rows"]
+        assert line["trainings at once"] == int(count)
+
+
 def test_table1_by_another_score_stands_beside_the_own(here, capsys):
     words = ("--quick", "--trials", "1", "--epochs", "1", "--rows", "softmax")
     assert paper("table1", *words) == 0
@@ -157,6 +174,8 @@ def test_openmax_is_scored_as_its_published_row(here):
     assert paper("table1", *words, "--trials", "1", "--score", "openmax") == 0
     before, asked = record(here, "table1")["cells"]
     assert before == neal
+    (told,) = here.glob("runs/paper/opensets-quick/*/openmax-0-openmax/results.json")
+    assert json.loads(told.read_text())["trained by"].endswith("/openmax-0-neal")
     assert (asked["detector"], asked["score"]) == ("openmax", "openmax")
     assert asked["auroc by score"] == neal["auroc by score"]
 

@@ -142,6 +142,10 @@ def test_with_a_background_softmax_is_given_it_too(here):
         ([], "holds only with a background set that softmax is denied"),
         (softmax(0.94), "holds only with a background set"),
         (softmax(0.94)[1:], "holds only with a background set that softmax is denied"),
+        (
+            [*softmax(0.94), *({**c, "column": "svhn"} for c in cells[:3])],  # not given there
+            "holds only with a background set that softmax is denied",
+        ),
         (softmax(0.96), "holds only with a background set that softmax is denied"),
     ):
         assert judged(here, records | {"table1": {"cells": cells + rows}})[claim] == verdict

@@ -121,7 +121,11 @@ def train(
                     report=begin(recipe.method),
                 )
         model.save(run.model_path)
-        run.finish(_training_results(model, images[held], labels[held]))
+        results = _training_results(model, images[held], labels[held])
+        if trained is not None:
+            about = json.loads((trained / "environment.json").read_text())
+            results["trained by"] = {"run": str(trained), "environment": about}
+        run.finish(results)
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
 
 

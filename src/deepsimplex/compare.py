@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -129,9 +130,11 @@ def running(
             return run.results
         images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
         how: Any = {"score": score, "keep": keep, "calibration": to_tensor(trial.calibration[0])}
-        donor = next((d for d in donors if unlike(d, run.asked) is None), None)
-        if donor is not None:
-            model = Model.load(donor / run.model_path.name, str(where))
+        alike = [donor for donor in donors if unlike(donor, run.asked) is None]
+        borrowed = next((found for d in alike if (found := _borrowed(d, where))), None)
+        commit, trained_by = code_commit(), None
+        if borrowed is not None:
+            model, commit, trained_by = borrowed
             model = scored(model, images, labels, **how, feature_cache=start.cache)
         else:
             model = yield from fitting(
@@ -151,10 +154,11 @@ def running(
         write_arrays(folder / "scores.npz", evaluation.arrays())
         seconds = time.perf_counter() - began  # without what only a record asks for
         results = _found(model, trial, evaluation) | {
+            "commit": commit,
             "background": background is not None,
             "seconds": seconds,
             "trainings at once": at_once,
-            "trained by": None if donor is None else donor.parent.name + "/" + donor.name,
+            "trained by": trained_by,
         }
         run.finish(results)
         return results
@@ -171,7 +175,6 @@ def _found(model: Model, trial: Trial, evaluation: Evaluation) -> dict[str, Any]
         "score": model.score,
         "counts": trial.counts(),
         "audit": trial.audit,
-        "commit": code_commit(),
         "held_out_accuracy": _accuracy(model, *trial.calibration),
         "auroc_mirrored": _mirrored(model, trial),
         **evaluation.report(model),
@@ -188,6 +191,19 @@ def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
         f"Nothing could be rejected in {len(short)} of {len(records)} trainings: a threshold that "
         f"keeps {100 * keep:g} % needs {needed} images to calibrate, and there were {min(short)}."
     ]
+
+
+def _borrowed(donor: Path, where: torch.device) -> tuple[Model, str | None, str] | None:
+    """A finished run's model, the commit that trained it, and its name; None if it cannot be read.
+
+    A file of another version of its method cannot.
+    """
+    try:
+        model = Model.load(donor / "model.safetensors", str(where))
+        commit = json.loads((donor / "results.json").read_text())["commit"]
+    except (OSError, ValueError, LookupError):  # a DeepSimplexError is a ValueError
+        return None
+    return model, commit, f"{donor.parent.name}/{donor.name}"
 
 
 def _accuracy(model: Model, images: np.ndarray, labels: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.methods import method_row, settings_for
+from deepsimplex.methods import method_row, settings_kept
 from deepsimplex.methods.base import NUMBERS, WHOLE_NUMBERS, check_choices
 
 
@@ -95,7 +95,7 @@ class Recipe:
                 f"unknown fields {extra}",
                 "use the version that wrote it",
             )
-        settings = settings_for(record["method"], record["settings"])
+        settings = settings_kept(record["method"], record["settings"])
         return Recipe(**{**record, "settings": settings})
 
 

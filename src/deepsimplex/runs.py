@@ -340,7 +340,7 @@ def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
     try:
         here = json.loads((folder / "recipe.json").read_text())
         told, wanted = (_trained(record) for record in (here, asked))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "no run"
     different = _differences(told, wanted)
     if different:
@@ -351,7 +351,8 @@ def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
 def _trained(record: dict[str, Any]) -> dict[str, Any]:
     data = {key: value for key, value in record["data"].items() if key not in AFTER_TRAINING}
     # Whether images are held out counts, not what is promised of them.
-    return {"recipe": record["recipe"], "data": data | {"keep": data["keep"] is not None}}
+    held = data.get("keep") is not None
+    return {"recipe": record["recipe"], "data": data | {"keep": held}}
 
 
 def _differences(here: Any, asked: Any, name: str = "") -> list[str]:

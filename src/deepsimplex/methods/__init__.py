@@ -9,9 +9,10 @@ from typing import Any
 from deepsimplex.backbones import build_backbone
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods.base import Encoder, Method
+from deepsimplex.methods.dsc import DSCSettings
 from deepsimplex.methods.rows import METHODS, Row
 
-__all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for"]
+__all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for", "settings_kept"]
 
 
 def method_row(name: str) -> Row:
@@ -23,15 +24,24 @@ def method_row(name: str) -> Row:
 
 
 def settings_for(name: str, changes: dict[str, Any] | None = None) -> Any:
-    """The row's settings with some fields changed; unknown fields are refused."""
+    """The row's settings with some fields changed; unknown and unread ones are refused."""
+    given, row = changes or {}, method_row(name).settings
+    settings = settings_kept(name, given)
+    if isinstance(settings, DSCSettings):
+        settings.check_read([key for key in given if given[key] != getattr(row, key)])
+    return settings
+
+
+def settings_kept(name: str, record: dict[str, Any]) -> Any:
+    """The same from a file, which also has what its loss does not read."""
     settings = method_row(name).settings
     known = [field.name for field in fields(settings)]
-    for key in changes or {}:
+    for key in record:
         if key not in known:
             raise DeepSimplexError(
                 f"settings of {name!r} among {', '.join(known)}", repr(key), "remove it"
             )
-    return replace(settings, **(changes or {}))
+    return replace(settings, **record)
 
 
 def build_method(

@@ -243,8 +243,9 @@ def check_choices(settings: Any) -> None:
         parts = [hint] if pure else get_args(hint)
         choices = [v for part in parts if get_origin(part) is Literal for v in get_args(part)]
         value = getattr(settings, name)
-        known = any(value == choice and type(value) is type(choice) for choice in choices)
-        if choices and (pure or isinstance(value, str)) and not known:
+        # True is 1 and 1.0 is 1, but not as a choice.
+        foreign = isinstance(value, bool | float) or value not in choices
+        if choices and (pure or isinstance(value, str)) and foreign:
             raise DeepSimplexError(
                 f"{name} among {', '.join(map(str, choices))}", repr(value), "choose one"
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -59,10 +60,9 @@ class DSCSettings:
             raise DeepSimplexError(
                 f"a number as margin for loss {self.loss!r}", "'auto'", "give the margin"
             )
-        self._check_read()
 
-    def _check_read(self) -> None:
-        """Refuse a setting that was given and that this loss would not look at."""
+    def check_read(self, given: Collection[str]) -> None:
+        """Refuse settings that were given and that this loss would not look at."""
         soft, hinged = self.loss in ("softmax", "blend"), self.background != "centroid"
         read = {
             "temperature": soft,
@@ -73,12 +73,11 @@ class DSCSettings:
             "background": self.loss != "authors",
             "background_weight": self.loss != "authors",
         }
-        for field in fields(self):
-            given = getattr(self, field.name)
-            if given != field.default and not read.get(field.name, True):
+        for name in given:
+            if not read.get(name, True):
                 raise DeepSimplexError(
                     f"settings that loss {self.loss!r} reads",
-                    f"{field.name} = {given!r}, which it does not",
+                    f"{name} = {getattr(self, name)!r}, which it does not",
                     "leave it out, or change the loss",
                 )
 

@@ -240,7 +240,7 @@ def better(records: Records) -> Judgement:
     if not (signs.keys() <= helped.keys() and all(sign > 0 for sign in helped.values())):
         return Judgement(_not(signs), told)
     against = [_compared(ours, _aurocs(records, row, "cifar100"))[0] for row in PEERS]
-    ahead = all(found and min(found.values()) > 0 for found in against)
+    ahead = all(signs.keys() <= f.keys() and min(f.values()) > 0 for f in against)
     told = f"without: {told}; with: {more}" + _first_split(records, ("eq. 4", *PEERS))
     return Judgement(
         "holds only with a background set"
@@ -263,7 +263,7 @@ def background(records: Records) -> Judgement:
     if not all(sign > 0 for sign in signs.values()):
         return Judgement(_not(signs), told)
     theirs = [_compared(_aurocs(records, row, "cifar100"), plain)[0] for row in READINGS]
-    if any(found and min(found.values()) > 0 for found in theirs):
+    if any(signs.keys() <= found.keys() and min(found.values()) > 0 for found in theirs):
         return Judgement("holds", told)
     told += _first_split(records, READINGS)
     return Judgement("holds only with the background drawn to the centroid", told)

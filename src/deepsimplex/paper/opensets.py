@@ -154,10 +154,11 @@ def results(
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
                 name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
-                folder = request.runs("opensets") / name
-                if score:  # the same training by its own score may be there
-                    donors.append(folder)
-                    folder = folder.with_name(f"{folder.name}-{score}")
+                name += f"-at-once-{plan.at_once}" if plan.at_once else ""  # timed for itself
+                plain = request.runs("opensets") / name
+                folder, own = (_by(plain, by) for by in (score, EVERY[row].score))
+                if folder != own:  # the same training by its own score may be there
+                    donors.append(own)
                 record = yield from compare.running(
                     trial,
                     recipe_for(row, column, number, request.epochs, plan.recipe),
@@ -188,6 +189,10 @@ def results(
     return found, missing
 
 
+def _by(folder: Path, score: str | None) -> Path:
+    return folder.with_name(f"{folder.name}-{score}") if score else folder
+
+
 def keep_scores(record: Path, found: Mapping[Any, list[dict[str, Any]]]) -> None:
     """Beside a record, an .npz: true and predicted label and own score of every test image.
 
@@ -199,8 +204,10 @@ def keep_scores(record: Path, found: Mapping[Any, list[dict[str, Any]]]) -> None
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     for place, records in found.items():
+        head = "/".join(place) + "/"
+        arrays = {name: kept for name, kept in arrays.items() if not name.startswith(head)}
         for one in records:
-            name = "/".join((*place, str(one["seed"])))
+            name = f"{head}{one['seed']}"
             with np.load(one["folder"] / "scores.npz") as file:
                 arrays |= {f"{name}.{k}": file[k].astype(np.int16) for k in ("label", "predicted")}
                 arrays[f"{name}.{one['score']}"] = file[one["score"]]

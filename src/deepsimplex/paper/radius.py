@@ -3,7 +3,7 @@
 The paper's table is ResNet-18 on CIFAR-100. As printed, u scales eq. 4's gradient, so that it acts
 as a learning rate in disguise; at unit radius it is a unit of length (docs/decisions/0001). The
 columns share one recipe, the paper's without clipped gradients; one of them clips all the same, to
-see what is left of u where nothing diverges.
+see what is left of u where nothing diverges. (In the record of 15 epochs unit radius clips too.)
 """
 
 from __future__ import annotations
