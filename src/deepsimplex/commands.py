@@ -87,25 +87,17 @@ def train(
     asked = {"source": data.source, "known": list(classes), **promise, "freeze": freeze}
     asked |= {"fingerprint": fingerprint(images, labels, others), **start.asked()}
     run = Run(out, recipe, asked, checkpoint_seconds, where)
-    if trained is not None:
-        _check_trained(trained, run)
+    _check_trained(trained, run)
     some, theirs = images[training_part], torch.from_numpy(labels[training_part])
     with run:
         if run.results is not None:
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
         if trained is not None:
-            console.print(f"Device: {where}. The network of {trained}, scored anew.")
-            model = dataclasses.replace(load_model(trained, device), radius=radius)
-            anew: Any = {"score": score, "keep": keep, "guarantee": guarantee, "by": by}
-            anew |= {"calibration": images[held], "feature_cache": start.cache}
-            model = scored(model, some, theirs, **anew)
+            promise |= {"calibration": images[held], "feature_cache": start.cache}
+            model = _scored_anew(trained, run, some, theirs, **promise)
         else:
-            if (out / "checkpoint.safetensors").exists():
-                console.print(f"Going on from the checkpoint in {out}.")
-            epochs = counted(recipe.epochs, "epoch")
-            frozen = ", head only" + ("" if weights else ", backbone untrained") if freeze else ""
-            console.print(f"Device: {where}. Method: {recipe.method}{frozen}, {epochs}.")
+            _announce(recipe, start, run)
             with training("Training") as begin:
                 model = fit_model(
                     some,
@@ -121,23 +113,37 @@ def train(
                     report=begin(recipe.method),
                 )
         model.save(run.model_path)
-        results = _training_results(model, images[held], labels[held])
-        if trained is not None:
-            about = json.loads((trained / "environment.json").read_text())
-            results["trained by"] = {"run": str(trained), "environment": about}
-        run.finish(results)
+        run.finish(_training_results(model, images[held], labels[held], trained))
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
 
 
-def _check_trained(folder: Path, run: Run) -> None:
+def _announce(recipe: Recipe, start: Pretrained, run: Run) -> None:
+    if (run.folder / "checkpoint.safetensors").exists():
+        console.print(f"Going on from the checkpoint in {run.folder}.")
+    untrained = "" if start.weights else ", backbone untrained"
+    frozen = f", head only{untrained}" if start.freeze else ""
+    epochs = counted(recipe.epochs, "epoch")
+    console.print(f"Device: {run.device}. Method: {recipe.method}{frozen}, {epochs}.")
+
+
+def _check_trained(folder: Path | None, run: Run) -> None:
     """Refuse the network of a run that trained anything else than this one is asked to."""
-    reason = unlike(folder, run.asked)
+    reason = None if folder is None else unlike(folder, run.asked)
     if reason is not None:
         raise DeepSimplexError(
             f"{folder} as a finished run of this very training",
             reason,
             "give the data and options it was trained with, or leave --trained out",
         )
+
+
+def _scored_anew(
+    folder: Path, run: Run, images: Tensor, labels: Tensor, *, radius: float, **how: Any
+) -> Model:
+    """The network of a finished run, its distances in another unit, scored and calibrated."""
+    console.print(f"Device: {run.device}. The network of {folder}, scored anew.")
+    model = dataclasses.replace(load_model(folder, str(run.device)), radius=radius)
+    return scored(model, images, labels, **how)
 
 
 def _describe(
@@ -154,9 +160,17 @@ def _describe(
     )
 
 
-def _training_results(model: Model, images: Tensor, labels: np.ndarray) -> dict[str, Any]:
-    """What training can say of itself: accuracy on the held-out knowns, and the threshold."""
+def _training_results(
+    model: Model, images: Tensor, labels: np.ndarray, trained: Path | None
+) -> dict[str, Any]:
+    """What training can say of itself: accuracy on the held-out knowns, and the threshold.
+
+    A network that another run trained was made in that run's environment, which is told.
+    """
     results: dict[str, Any] = {"held_out": len(labels)}
+    if trained is not None:
+        about = json.loads((trained / "environment.json").read_text())
+        results["trained by"] = {"run": str(trained), "environment": about}
     if len(labels):
         results["held_out_accuracy"] = accuracy(labels, model.judge(images).predicted)
         reached = percent(results["held_out_accuracy"])

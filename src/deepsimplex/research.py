@@ -60,11 +60,7 @@ def compare(
     began = time.perf_counter()
     if methods == ["all"]:
         methods = list(METHODS)
-    helped = [method for method in methods if method_row(method).needs_background]
-    if helped and background is None and name != "digits":
-        raise DeepSimplexError(
-            f"a background for {', '.join(helped)}", "none", "give --background, or leave them out"
-        )
+    helped = _needing_background(name, methods, background)
     where = pick_device(device)
     at_once = at_once or side_by_side(where)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed, size, on_bad)
@@ -112,6 +108,16 @@ def compare(
     record["notes"] += comparison.shortage([r for rs in found.values() for r in rs], KEEP)
     parts = [out / f"{method}-{n}{by}" / "scores.npz" for method in methods for n, _ in makers]
     _publish(record, results / stem, parts)
+
+
+def _needing_background(name: str, methods: list[str], background: str | None) -> list[str]:
+    """The methods that do; on digits they get photographs, elsewhere it must be given."""
+    helped = [method for method in methods if method_row(method).needs_background]
+    if helped and background is None and name != "digits":
+        raise DeepSimplexError(
+            f"a background for {', '.join(helped)}", "none", "give --background, or leave them out"
+        )
+    return helped
 
 
 def _publish(record: dict[str, Any], stem: Path, parts: list[Path]) -> None:

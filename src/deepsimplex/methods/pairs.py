@@ -189,9 +189,9 @@ class Pairs(Method):
 
     f = Wx + b at unit length, as wide as the backbone's x; for batch-hard triplets Wx + b is first
     brought to mean 0 and variance 1 by column over the batch. Without that it goes to one point and
-    stays (CIFAR-10: right 16.7 %, AUROC 50.0 at commit 47b6258), at a tenth of the rate too, with a
-    soft margin, and begun semi-hard. The means are not brought to unit length, so a cosine could
-    decide otherwise, and there is one score.
+    stays (CIFAR-10: right 16.7 %, AUROC 50.0 at commit 47b6258); a tenth of the rate, a soft margin
+    and a semi-hard beginning did not keep short trainings from it. The means are not brought to
+    unit length, so a cosine could decide otherwise, and there is one score.
     """
 
     means: Tensor
