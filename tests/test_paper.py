@@ -126,6 +126,8 @@ def test_scores_of_every_image_stand_beside_the_record(here):
 def test_scores_of_a_replaced_cell_go_with_it(here):
     words = ("--quick", "--track", "none", "--rows", "softmax")
     assert paper("table1", *words, "--trials", "2", "--epochs", "1") == 0
+    assert paper("closed", *words, "--trials", "2", "--epochs", "1") == 0
+    assert not (here / "runs/paper/paper-closed-quick.npz").exists()  # nothing was trained for it
     more = ("--trials", "1", "--epochs", "2", "--out", str(here / "new"))
     assert paper("table1", *words, *more, "--results", str(here / "runs/paper")) == 0
     with np.load(here / "runs/paper/paper-table1-quick.npz") as file:
@@ -478,7 +480,7 @@ def test_a_number_far_from_the_published_one_has_its_reason():
     assert "Neal" in far["why"]
     assert beside("none", "eq. 4", 0.5)["published"] is None
     assert beside("cifar100", "eq. 4", 0.5)["published"] == (93.8, 0.3)
-    assert "weighs its pairs" in beside("cifar100", "eq. 5 A", 0.5)["why"]
+    assert "half the weight" in beside("cifar100", "eq. 5 A", 0.5)["why"]
     assert "never printed" in beside("cifar100", "energy", 0.5)["why"]
     assert beside("none", "center", 0.5)["why"] is None
 

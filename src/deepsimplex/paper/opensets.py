@@ -200,6 +200,8 @@ def keep_scores(record: Path, found: Mapping[Any, list[dict[str, Any]]]) -> None
     eq. 7/0.dot". Others in the file stay.
     """
     path, arrays = record.with_suffix(".npz"), {}
+    if not found:
+        return
     if path.exists():
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}

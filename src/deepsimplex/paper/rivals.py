@@ -41,8 +41,8 @@ REASONS = {
 }
 """Why a published number may differ by more than FAR points, by its row in table 1."""
 PAIRS = (
-    "eq. 5 as printed weighs its pairs as eq. 4; the authors' code weighs them 128 times as much, "
-    "adds the rival centres, and has 93.9 here; " + REASONS["DSC"]
+    "eq. 5 as printed gives its pairs half the weight of eq. 4; the authors' code gives them 128 "
+    "times as much, adds the rival centres, and comes near; " + REASONS["DSC"]
 )
 OF_ROWS = {
     "eq. 5 A": PAIRS,
