@@ -31,8 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepsimplex import engine, metrics
+from deepsimplex import engine, inference, metrics
 from deepsimplex.data.archives import load_official
+from deepsimplex.data.augment import Views, augment
 from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, leave_out_trials, split_trial, splits
 from deepsimplex.data.resize import fit
@@ -60,6 +61,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "whole": {"backbone": "osrci-whole"},  # no dropout
     "large": {"batch_size": 256, "learning_rate": 0.2},
     "restarts": {"restarts": 2},
+    "warm": {"warmup": 1 / 30},
+    "twice": {"epochs": 2},  # times as many
+    "thrice": {"epochs": 3},
+    "larger": {"batch_size": 512, "learning_rate": 0.4, "warmup": 0.05},
+    "double": {"augment": "double"},  # two operations of the strong kind
     "bg": {},
     "bg4": {"background_batch": 512},
     **{f"x{times}": {"learning_rate": 0.1 * times} for times in (1, 3, 10, 30)},
@@ -98,15 +104,30 @@ class Candidate:
 def encoded(method: Method, images: Tensor, mirror: bool) -> tuple[Tensor, Tensor]:
     """Encoder features and outputs, float32; with `mirror` the mean over image and mirror."""
     where = next(method.parameters()).device
-    rows: list[tuple[Tensor, Tensor]] = []
-    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        for part in images.split(2048):
-            views = [part.to(where)]
-            views += [views[0].flip(3)] if mirror else []
-            features = [method.encoder(view) for view in views]
-            outputs = [method(view) for view in views]
-            rows.append((torch.stack(features).mean(0), torch.stack(outputs).mean(0)))
-    return torch.cat([f for f, _ in rows]), torch.cat([o for _, o in rows])
+    both = (
+        inference.outputs(part, images, views=Views(mirror)) for part in (method.encoder, method)
+    )
+    features, outputs = (rows.to(where) for rows in both)
+    return features, outputs
+
+
+VIEWS = {
+    "moved 1": Views(True, 1),
+    "moved 2": Views(True, 2),
+    "moved 4": Views(True, 4),
+    "moved 2, not mirrored": Views(False, 2),
+}
+"""Views whose mean output is scored too, beside an image and its mirror."""
+
+
+def augmented(method: Method, images: Tensor, how: str, count: int) -> Tensor:
+    """Mean output over random views, as in training."""
+    where = next(method.parameters()).device
+    pixels = images.to(where)
+    rows = torch.arange(len(pixels), device=where)
+    return torch.stack(
+        [inference.outputs(method, augment(pixels, rows, how)) for _ in range(count)]
+    ).mean(0)
 
 
 @torch.no_grad()
@@ -132,17 +153,16 @@ def knownness(
 
 
 def job(
-    name: str, trial: Trial, fold: int, augment: str, epochs: int, where: torch.device
+    name: str, trial: Trial, fold: int, augment: str, epochs: int, where: torch.device, seed: int
 ) -> Generator[None, None, dict[str, Any]]:
     plan = Candidate.named(name)
     changes = dict(plan.changes)
     if "augment" in changes:
         changes["augment"] = f"{changes['augment']}+{augment}".removesuffix("+none")
     recipe: Recipe = dataclasses.replace(
-        benchmark_recipe(plan.method, augment, seed=fold),
+        benchmark_recipe(plan.method, augment, seed=seed),
         settings=settings_for(plan.method, plan.settings),
-        epochs=epochs,
-        **changes,
+        **changes | {"epochs": epochs * changes.get("epochs", 1)},
     )
     extra = trial.background if plan.background else None
     images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
@@ -155,7 +175,12 @@ def job(
         where,
         background=None if extra is None else to_tensor(extra),
     )
-    record: dict[str, Any] = {"candidate": name, "fold": fold, "recipe": recipe.to_json()}
+    record: dict[str, Any] = {
+        "candidate": name,
+        "fold": fold,
+        "seed": seed,
+        "recipe": recipe.to_json(),
+    }
     record["seconds"] = time.perf_counter() - began
     aurocs: dict[str, float] = {}
     for mirror in (False, True):
@@ -172,8 +197,33 @@ def job(
         for score in known:
             pair = known[score].cpu().numpy(), unknown[score].cpu().numpy()
             aurocs[score + end] = metrics.auroc(*pair)
+    own, sides = model.score, (trial.known_test[0], trial.unknown_test)
+    for view, views in VIEWS.items():
+        means = [inference.outputs(model.method, to_tensor(s), views=views) for s in sides]
+        aurocs[f"{own} {view}"] = _auroc(model.method, own, means)
+    for how in ("crop+flip", "strong+crop+flip"):
+        means = [augmented(model.method, to_tensor(side), how, 16) for side in sides]
+        aurocs[f"{own} {how} 16"] = _auroc(model.method, own, means)
+    record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record
+
+
+def _auroc(method: Method, score: str, outputs: list[Tensor]) -> float:
+    """Of knowns' and unknowns' outputs."""
+    where = next(method.parameters()).device
+    known, unknown = (method.knownness(side.to(where), score) for side in outputs)
+    return metrics.auroc(known.double().cpu().numpy(), unknown.double().cpu().numpy())
+
+
+def committee(records: list[dict[str, Any]]) -> dict[int, float]:
+    """AUROC of the mean output, mirrored, of the trainings of a fold."""
+    found = {}
+    for fold in {r["fold"] for r in records}:
+        every = [r["outputs"] for r in records if r["fold"] == fold]
+        means = [torch.stack([sides[k] for _, _, sides in every]).mean(0) for k in (0, 1)]
+        found[fold] = _auroc(every[0][0], every[0][1], means)
+    return found
 
 
 def training_set(args: argparse.Namespace) -> LabelledSet:
@@ -218,13 +268,18 @@ def outside(args: argparse.Namespace, extra: Background) -> list[Trial]:
         if args.benchmark == "cifar10":
             rest = dataclasses.replace(extra, images=extra.images[~apart], classes=every[~apart])
             trial = _trial(args, only(data, known), known, number, rest)
-            unknown: Any = {"unknown_test": extra.images[apart], "unknown_names": (*every[apart],)}
+            unknown: Any = {
+                "unknown_test": extra.images[apart][::3],
+                "unknown_names": (*every[apart][::3],),
+            }
             trial = dataclasses.replace(trial, **unknown)
         else:
             names = load_official("cifar100", "test", args.data_root).classes
             keep = np.isin(every, [names[c] for c in lists["unknown"]], invert=True)
             rest = dataclasses.replace(extra, images=extra.images[keep], classes=every[keep])
             trial = _trial(args, data, known, number, rest)
+            some: Any = {"unknown_test": trial.unknown_test[::6], "unknown_names": ()}
+            trial = dataclasses.replace(trial, **some)
         trials.append(trial)
     return trials
 
@@ -252,6 +307,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="so many of a class, to try the script out")
     parser.add_argument("--split", default="0", help="ARPL's; with --outside several, by comma")
     parser.add_argument("--outside", action="store_true", help="unknown is of another set")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each; and their mean")
     parser.add_argument("--at-once", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
@@ -275,9 +331,10 @@ def main() -> None:
         done.append((yield from work))
 
     jobs = (
-        kept(job(c, t, n, about.augment, args.epochs, where))
+        kept(job(c, t, n, about.augment, args.epochs, where, n + 10 * seed))
         for c in names
         for n, t in enumerate(trials)
+        for seed in range(args.seeds)
     )
     began = time.perf_counter()
     try:
@@ -301,7 +358,12 @@ def show(
         scores = {s: statistics.mean(r["auroc"][s] for r in mine) for s in mine[0]["auroc"]}
         accuracy = statistics.mean(r["accuracy"] for r in mine)
         table[name] = {"folds": len(mine), "accuracy": accuracy, "auroc": scores}
-        best = sorted(scores.items(), key=lambda item: -item[1])[:6]
+        if args.seeds > 1:
+            table[name]["committee"] = committee(mine)
+            print(f"{name}: committee {table[name]['committee']}")
+        for record in mine:
+            del record["outputs"]
+        best = sorted(scores.items(), key=lambda item: -item[1])
         line = "  ".join(f"{s} {100 * v:.2f}" for s, v in best)
         own = next(iter(scores))
         print(f"{name:14} acc {100 * accuracy:.2f}  {own} {100 * scores[own]:.2f} | {line}")

@@ -83,6 +83,10 @@ def test_what_was_held_out_and_mirror_images(tmp_path):
     once, both = run("once", augment="flip"), run("both", augment="flip", mirror=True)
     assert both["auroc_mirrored"] is None
     assert once["auroc_mirrored"] == both["auroc"] != once["auroc"]
+    assert once["auroc_one_view"] is None
+    assert both["auroc_one_view"] == once["auroc"]
+    moved = run("moved", shift=1)
+    assert moved["auroc_one_view"] == plain["auroc"] != moved["auroc"]
 
 
 def test_equal_trainings_are_done_once(tmp_path):

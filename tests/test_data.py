@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepsimplex.data.augment import augment, check_augment, mirrored, windows
+from deepsimplex.data.augment import ONE, Views, augment, check_augment, mirrored, windows
 from deepsimplex.data.pictures import read_images
 from deepsimplex.data.protocols import digits_trial, split_trial, splits
 from deepsimplex.data.sources import hold_out, load_data, load_digits, to_tensor
@@ -214,6 +214,27 @@ def test_flips_mirror_where_asked():
     mirror = torch.tensor([True, False, True, True, False, False])
     for image, turned in zip(mirrored(images, mirror), mirror, strict=True):
         assert torch.equal(image, images[0].flip(2) if turned else images[0])
+
+
+def test_views_are_the_image_its_neighbours_and_their_mirror_images():
+    image = torch.arange(1, 13).view(1, 1, 3, 4)
+    expected = []
+    for down in (0, -2, 2):
+        for right in (0, -2, 2):
+            moved = torch.zeros(3, 4, dtype=image.dtype)
+            for row in range(3):
+                for column in range(4):
+                    if 0 <= row + down < 3 and 0 <= column + right < 4:
+                        moved[row, column] = image[0, 0, row + down, column + right]
+            expected.append(moved)
+    for mirror in (False, True):
+        found = [view[0, 0] for view in Views(mirror, 2).of(image)]
+        step = 2 if mirror else 1
+        assert all(torch.equal(a, b) for a, b in zip(found[::step], expected, strict=True))
+        if mirror:
+            turned = zip(found[1::2], expected, strict=True)
+            assert all(torch.equal(a, b.flip(1)) for a, b in turned)
+    assert [v is image for v in ONE.of(image)] == [True]
 
 
 def test_augments_by_name():

@@ -22,6 +22,7 @@ from safetensors.torch import load as from_safetensors
 from deepsimplex import OpenSetClassifier, detector_table, detectors, inference, metrics
 from deepsimplex.cli import run
 from deepsimplex.compare import running
+from deepsimplex.data.augment import Views
 from deepsimplex.data.protocols import digits_trial
 from deepsimplex.detector_table import DETECTORS
 from deepsimplex.detectors import check_score, fit_detector, linear_head, restore_detector
@@ -213,12 +214,12 @@ def test_nearest_and_joined_against_their_formulas(mirror, models, data, no_libr
         return (sides[0] + sides[1]) / 2 if mirror else sides[0]
 
     rows, bank = features(images), features(data[0])
-    near = fit_detector("nearest", method, *data, 3, mirror=mirror)
+    near = fit_detector("nearest", method, *data, 3, views=Views(mirror))
     expected = -oracles.nearest(rows, bank, 5)
     assert np.allclose(near.knownness(images).numpy(), expected, atol=1e-6)
     head = linear_head(method)
     weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
-    both = fit_detector("joined", method, *data, 3, mirror=mirror)
+    both = fit_detector("joined", method, *data, 3, views=Views(mirror))
     expected = oracles.joined(rows, bank, weight, bias, 5)
     assert np.allclose(both.knownness(images).numpy(), expected, rtol=1e-4, atol=1e-4)
 
@@ -228,7 +229,7 @@ def test_joined_of_a_model_file_that_mirrors(data, no_library, tmp_path):
     model = fit_model(*data, ["a", "b", "c"], plan, score="joined", keep=0.9, device="cpu")
     model.save(tmp_path / "m.safetensors")
     again = Model.load(tmp_path / "m.safetensors")
-    assert again.detector.mirror
+    assert again.detector.views.mirror
     for a, b in zip(model.scores(strange()), again.scores(strange()), strict=True):
         assert np.array_equal(a, b)
     turned = model.scores(strange().flip(-1))

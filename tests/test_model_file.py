@@ -312,5 +312,26 @@ def test_a_mirrored_model_scores_the_mean_output(tmp_path):
     model.save(tmp_path / "m.safetensors")
     assert np.array_equal(Model.load(tmp_path / "m.safetensors", "cpu").scores(images)[1], known)
     vectors, targets = (torch.from_numpy(part) for part in toys.vectors())
-    with pytest.raises(DeepSimplexError, match="images to mirror"):
-        fit_model(vectors, targets, list("abc"), Recipe(backbone="mlp", mirror=True), device="cpu")
+    for views in ({"mirror": True}, {"shift": 1}):
+        with pytest.raises(DeepSimplexError, match="images to mirror"):
+            fit_model(vectors, targets, list("abc"), Recipe(backbone="mlp", **views), device="cpu")
+
+
+def test_a_model_of_moved_images_scores_the_mean_output(tmp_path):
+    images, labels = toys.tensors(*toys.pictures(60))
+    plan = toys.quick("dsc", 3, mirror=True, shift=2)
+    model = fit_model(images, labels, list("abc"), plan, device="cpu", keep=0.9)
+    padded, (h, w) = torch.nn.functional.pad(images, (2, 2, 2, 2)), images.shape[2:]
+    total = torch.zeros(len(images), 2)
+    for down in (0, 2, 4):
+        for right in (0, 2, 4):
+            moved = padded[:, :, down : down + h, right : right + w]
+            for view in (moved, moved.flip(3)):
+                total += inference.outputs(model.method, view)
+    expected = model.method.class_scores(total / 18, "distance")
+    by_class, known = model.scores(images)
+    assert np.allclose(by_class, expected, atol=1e-6)
+    model.save(tmp_path / "m.safetensors")
+    assert np.array_equal(Model.load(tmp_path / "m.safetensors", "cpu").scores(images)[1], known)
+    with pytest.raises(DeepSimplexError, match="a shift below the image's 8 pixels"):
+        fit_model(images, labels, list("abc"), toys.quick("dsc", 3, shift=8), device="cpu")

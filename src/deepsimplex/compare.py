@@ -14,6 +14,7 @@ import torch
 
 from deepsimplex import metrics
 from deepsimplex.calibration import least_sample
+from deepsimplex.data.augment import ONE
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
@@ -176,7 +177,7 @@ def _found(model: Model, trial: Trial, evaluation: Evaluation) -> dict[str, Any]
         "counts": trial.counts(),
         "audit": trial.audit,
         "held_out_accuracy": _accuracy(model, *trial.calibration),
-        "auroc_mirrored": _mirrored(model, trial),
+        **_other_views(model, trial),
         **evaluation.report(model),
     }
 
@@ -211,14 +212,20 @@ def _accuracy(model: Model, images: np.ndarray, labels: np.ndarray) -> float:
     return float((model.judge(to_tensor(images)).predicted == labels).mean())
 
 
-def _mirrored(model: Model, trial: Trial) -> float | None:
-    """AUROC of images and their mirror images together, where training mirrors and testing not."""
-    if "flip" not in model.recipe.augment or model.recipe.mirror or model.detector is not None:
-        return None
-    both = dataclasses.replace(model, recipe=dataclasses.replace(model.recipe, mirror=True))
-    evaluation = evaluate(both, trial.known_test, trial.unknown_test)
-    known, unknown = evaluation.known_scores, evaluation.unknown_scores
-    return metrics.auroc(known[model.score], unknown[model.score])
+def _other_views(model: Model, trial: Trial) -> dict[str, float | None]:
+    """AUROC of an image alone where the test takes several views of it; with its mirror image,
+    where training mirrors and the test does not.
+    """
+    plain = model.recipe.views == ONE
+    found: dict[str, float | None] = {"auroc_mirrored": None, "auroc_one_view": None}
+    if model.detector is None and (not plain or "flip" in model.recipe.augment):
+        recipe = dataclasses.replace(model.recipe, mirror=plain, shift=0)
+        other = dataclasses.replace(model, recipe=recipe)
+        evaluation = evaluate(other, trial.known_test, trial.unknown_test)
+        known, unknown = evaluation.known_scores, evaluation.unknown_scores
+        name = "auroc_mirrored" if plain else "auroc_one_view"
+        found[name] = metrics.auroc(known[model.score], unknown[model.score])
+    return found
 
 
 def gather_scores(path: Path, parts: list[Path]) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from deepsimplex import inference
+from deepsimplex.data.augment import ONE, Views
 from deepsimplex.detector_table import CALLS, DETECTORS, Logits, Parts, Row
 from deepsimplex.errors import DeepSimplexError, MissingExtraError
 from deepsimplex.frozen import compute_features
@@ -52,7 +53,7 @@ class Detector:
     rows: Tensor  # f (n, d) or z (n, C) of training images, float32; (0, 0) if nothing is fitted
     labels: Tensor  # (n,)
     inner: Any
-    mirror: bool = False  # f and z are means over an image and its mirror image; ODIN sees one
+    views: Views = ONE  # f and z are means over them; ODIN sees one
 
     def knownness(self, images: Tensor) -> Tensor:
         """Raw images (n, …) → (n,), higher = more known; float64 on the CPU.
@@ -67,7 +68,7 @@ class Detector:
             if DETECTORS[self.name].sees == "images":
                 rows = rows.to(where, self.method.encoder.normalise.std.dtype)
             else:
-                rows = _seen(self.name, self.method, self.score, rows, mirror=self.mirror)
+                rows = _seen(self.name, self.method, self.score, rows, views=self.views)
             found.append(-_strangeness(self.name, self.inner, rows))
         scores = torch.cat(found)
         return torch.where(scores.isnan(), -torch.inf, scores)
@@ -81,7 +82,7 @@ def fit_detector(
     classes: int,
     *,
     cache: Path | None = None,
-    mirror: bool = False,
+    views: Views = ONE,
 ) -> Detector:
     """The detector `name` fitted to training images (n, …) and their labels 0…C−1.
 
@@ -91,12 +92,12 @@ def fit_detector(
     row, pixels = DETECTORS[name], images.dtype == torch.uint8
     if not row.fitted:
         nothing = torch.zeros(0, 0), labels[:0]
-        return restore_detector(name, method, *nothing, classes, pixels, mirror=mirror)
+        return restore_detector(name, method, *nothing, classes, pixels, views=views)
     width = classes if row.sees == "logits" else method.encoder.features
     chosen = _share(labels, max(1, MOST // width))
     score = _logits(method).score
-    rows = _seen(name, method, score, images[chosen], cache, mirror=mirror).float()
-    return restore_detector(name, method, rows, labels[chosen], classes, pixels, mirror=mirror)
+    rows = _seen(name, method, score, images[chosen], cache, views=views).float()
+    return restore_detector(name, method, rows, labels[chosen], classes, pixels, views=views)
 
 
 def restore_detector(
@@ -107,7 +108,7 @@ def restore_detector(
     classes: int,
     pixels: bool,
     *,
-    mirror: bool = False,
+    views: Views = ONE,
 ) -> Detector:
     """The detector as it was when these rows (n, d) were kept: the same fit, the same scores."""
     row, width = DETECTORS[name], method.encoder.features
@@ -132,7 +133,7 @@ def restore_detector(
             " ".join(str(error).split())[:200] or type(error).__name__,
             "give more images of every class, or choose another score",
         ) from None
-    return Detector(name, method, found.score, rows, labels, inner, mirror)
+    return Detector(name, method, found.score, rows, labels, inner, views)
 
 
 def check_score(method: Method, score: str) -> None:
@@ -202,16 +203,19 @@ def _seen(
     images: Tensor,
     cache: Path | None = None,
     *,
-    mirror: bool = False,
+    views: Views = ONE,
 ) -> Tensor:
     """What the detector sees of raw images: f (n, d) in float32 or z (n, C) in float64, CPU.
 
-    With `mirror`, the mean over each image and its mirror image.
+    Of several views of an image, their mean.
     """
     if DETECTORS[name].sees == "logits":
-        return inference.scores(method, images, score, mirror=mirror)[0]
-    features = compute_features(method, images, cache)
-    return (features + compute_features(method, images.flip(-1))) / 2 if mirror else features
+        return inference.scores(method, images, score, views=views)[0]
+    itself, *others = views.of(images)
+    features = compute_features(method, itself, cache)
+    if not others:
+        return features
+    return torch.stack([features, *(compute_features(method, view) for view in others)]).mean(0)
 
 
 def _strangeness(name: str, inner: Any, rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from deepsimplex import engine
 from deepsimplex.backbones import resolve_backbone
 from deepsimplex.batches import TrainingSet
 from deepsimplex.calibration import Threshold, conformal_threshold
-from deepsimplex.data.augment import check_augment
+from deepsimplex.data.augment import ONE, check_augment
 from deepsimplex.data.sources import hold_out
 from deepsimplex.detectors import check_score, fit_detector, needs_head
 from deepsimplex.engine import Keeper
@@ -45,8 +45,14 @@ def check_request(
     """Refuse what could not be done, before anything is trained or written."""
     check_promise(keep, guarantee, by)
     check_augment(recipe.augment, shape)
-    if recipe.mirror and len(shape) != 3:
-        raise DeepSimplexError("images to mirror", f"samples of shape {shape}", "leave mirror out")
+    if recipe.views != ONE and len(shape) != 3:
+        raise DeepSimplexError(
+            "images to mirror or move", f"samples of shape {shape}", "leave mirror and shift out"
+        )
+    if recipe.shift and recipe.shift >= min(shape[1:]):
+        raise DeepSimplexError(
+            f"a shift below the image's {min(shape[1:])} pixels", f"{recipe.shift}", "lower it"
+        )
     if not 0 < radius < np.inf:
         raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")
     name = resolve_backbone(recipe.backbone, shape)
@@ -210,7 +216,7 @@ def scored(
     score, fitted = score or method.scores[0], None
     check_score(method, score)
     if score not in method.scores:
-        about: Any = {"cache": feature_cache, "mirror": model.recipe.mirror}
+        about: Any = {"cache": feature_cache, "views": model.recipe.views}
         fitted = fit_detector(score, method, images, labels, len(model.classes), **about)
     model = dataclasses.replace(model, score=score, detector=fitted, threshold=None)
     if keep is None or calibration is None:

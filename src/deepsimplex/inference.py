@@ -7,18 +7,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from deepsimplex.data.augment import ONE, Views
 from deepsimplex.methods.base import Method
 
 
 @torch.no_grad()
-def outputs(
-    method: nn.Module, images: Tensor, batch: int = 1024, *, mirror: bool = False
-) -> Tensor:
+def outputs(method: nn.Module, images: Tensor, batch: int = 1024, *, views: Views = ONE) -> Tensor:
     """The method's outputs for raw images, in eval mode, on the CPU: (n, …) → (n, d).
 
-    With `mirror`, the mean of those of an image and its mirror image.
+    Of several views of an image, their mean.
     """
-    return torch.cat(list(_outputs(method, images, batch, mirror))).cpu()
+    return torch.cat(list(_outputs(method, images, batch, views))).cpu()
 
 
 @torch.no_grad()
@@ -28,15 +27,15 @@ def scores(
     score: str,
     also: tuple[str, ...] = (),
     *,
-    mirror: bool = False,
+    views: Views = ONE,
     batch: int = 1024,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Class scores by `score`, (n, C), and knownness by it and others, (n,); float64, CPU.
 
-    With `mirror`, of the mean output of an image and its mirror image.
+    Of several views of an image, by their mean output.
     """
     by_class, known = [], {name: [] for name in (score, *also)}  # type: ignore[var-annotated]
-    for rows in _outputs(method, images, batch, mirror):
+    for rows in _outputs(method, images, batch, views):
         by_class.append(method.class_scores(rows, score))
         for name, pieces in known.items():
             pieces.append(method.knownness(rows, name))
@@ -45,13 +44,11 @@ def scores(
     return torch.cat(by_class).cpu().double(), found
 
 
-def _outputs(
-    method: nn.Module, images: Tensor, batch: int, mirror: bool = False
-) -> Iterator[Tensor]:
+def _outputs(method: nn.Module, images: Tensor, batch: int, views: Views) -> Iterator[Tensor]:
     method.eval()
     where = next(method.parameters()).device
     # TensorFloat-32 would make a GPU's scores differ from a CPU's in the fourth digit.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for rows in images.split(batch):
-            view = rows.to(where)
-            yield (method(view) + method(view.flip(-1))) / 2 if mirror else method(view)
+            found = [method(view) for view in views.of(rows.to(where))]
+            yield torch.stack(found).mean(0) if len(found) > 1 else found[0]

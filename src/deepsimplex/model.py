@@ -109,7 +109,7 @@ class Model:
     def scores(self, images: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Class scores (n, C) and knownness (n,) of raw images, in units of the radius."""
         name = self._class_score
-        by_class, known = inference.scores(self.method, images, name, mirror=self.recipe.mirror)
+        by_class, known = inference.scores(self.method, images, name, views=self.recipe.views)
         knownness = known[name] if self.detector is None else self.detector.knownness(images)
         return by_class.numpy() * self._unit(name), knownness.numpy() * self.unit
 
@@ -120,7 +120,7 @@ class Model:
             images,
             self._class_score,
             self.method.scores,
-            mirror=self.recipe.mirror,
+            views=self.recipe.views,
         )
         if self.detector is not None:
             known[self.score] = self.detector.knownness(images)
@@ -299,7 +299,7 @@ def _rebuild(record: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
     if score not in method.scores:
         rows, labels = kept
         detector = restore_detector(
-            score, method, rows, labels, len(classes), pixels, mirror=recipe.mirror
+            score, method, rows, labels, len(classes), pixels, views=recipe.views
         )
     return Model(
         method,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from deepsimplex.data.augment import Views
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import method_row, settings_kept
 from deepsimplex.methods.base import NUMBERS, WHOLE_NUMBERS, check_choices
@@ -35,6 +36,7 @@ class Recipe:
     augment: str = "none"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     mirror: bool = False  # score the mean output of an image and its mirror image
+    shift: int = 0  # and of both moved by so many pixels, in eight directions
     deterministic: bool = False
     calibration: float = 0.2  # share of the known training images held out for the threshold
     seed: int = 0
@@ -55,6 +57,7 @@ class Recipe:
             ("batch_size", 2, 10**9),
             ("background_batch", 1, 10**9),
             ("restarts", 0, 10**9),
+            ("shift", 0, 10**9),
             ("seed", 0, 2**63 - 1),
         ):
             value = getattr(self, name)
@@ -81,6 +84,10 @@ class Recipe:
             raise DeepSimplexError("a learning_rate above 0", "0, which learns nothing", "raise it")
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise DeepSimplexError("clip above 0, or None", repr(self.clip), "change it")
+
+    @property
+    def views(self) -> Views:
+        return Views(self.mirror, self.shift)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,11 +16,12 @@ from deepsimplex.layers import has_triton
 AUGMENTS = (
     "none", "crop", "flip", "crop+flip", "rand", "rand+crop", "rand+flip", "rand+crop+flip",
     "strong", "strong+crop", "strong+flip", "strong+crop+flip",
+    "double+crop+flip",
 )  # fmt: skip
 """Window of the padded image, mirror, one random operation (randaugment.py) before them."""
 
 
-POLICIES = {"rand": mild(6), "strong": strong(6)}
+POLICIES = {"rand": mild(6), "strong": strong(6), "double": strong(6)}
 """Six of RandAugment's 30 is what the strongest softmax baseline uses on CIFAR, with `strong`."""
 
 
@@ -47,12 +51,39 @@ def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
         mirror = torch.zeros(n, dtype=torch.bool, device=images.device)
     policy = _policy(name)
     if policy is not None:
-        images, rows = randaugment(images[rows], policy), torch.arange(n, device=images.device)
+        images = randaugment(images[rows], policy)
+        if name.startswith("double"):
+            images = randaugment(images, policy)
+        rows = torch.arange(n, device=images.device)
     if images.is_cuda and has_triton():
         from deepsimplex.kernels.images import cut
 
         return cut(images, rows, top, left, mirror, pad)
     return mirrored(windows(images[rows], top, left, pad), mirror)
+
+
+@dataclass(frozen=True)
+class Views:
+    """Which views of an image are scored together, by their mean output."""
+
+    mirror: bool = False  # it and its mirror image
+    shift: int = 0  # it and, moved by so many pixels over black, its eight neighbours
+
+    def of(self, images: Tensor) -> Iterator[Tensor]:
+        """images (n, c, h, w), the middle one first; vectors have one view."""
+        if not self.shift:
+            moved: Iterator[Tensor] = iter([images])
+        else:
+            (h, w), pad = images.shape[-2:], self.shift
+            padded, steps = F.pad(images, (pad, pad, pad, pad)), (pad, 0, 2 * pad)
+            moved = (padded[..., a : a + h, b : b + w] for a in steps for b in steps)
+        for view in moved:
+            yield view
+            if self.mirror:
+                yield view.flip(-1)
+
+
+ONE = Views()
 
 
 def _policy(name: str) -> Policy | None:

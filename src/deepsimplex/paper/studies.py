@@ -107,7 +107,7 @@ def _trained(
     arrays = {}
     for name, images in study.look.items():
         view = to_tensor(images)
-        outputs = inference.outputs(model.method, view, mirror=study.recipe.mirror)
+        outputs = inference.outputs(model.method, view, views=study.recipe.views)
         by_class = model.method.class_scores(outputs.to(where), model.score)
         arrays[f"outputs.{name}"] = outputs.numpy()
         arrays[f"predicted.{name}"] = by_class.argmax(1).numpy(force=True)

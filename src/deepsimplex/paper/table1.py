@@ -17,8 +17,8 @@ from deepsimplex.terminal import console, table
 
 Key = tuple[Any, ...]  # column, background, row, recipe, detector
 Cells = dict[Key, dict[str, Any]]
-EXTRA = ("held_out_accuracy", "auroc_mirrored")
-"""Measures to choose a recipe by, where a run has them; a test's mirrored images beside it."""
+EXTRA = ("held_out_accuracy", "auroc_mirrored", "auroc_one_view")
+"""A measure to choose a recipe by, and the test by other views, where a run has them."""
 
 
 def table1(request: Request, plan: Plan) -> dict[str, Any]:
