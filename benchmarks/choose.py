@@ -67,6 +67,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "larger": {"batch_size": 512, "learning_rate": 0.4, "warmup": 0.05},
     "double": {"augment": "double"},  # two operations of the strong kind
     "bg": {},
+    "bg2": {"background_batch": 256},
     "bg4": {"background_batch": 512},
     **{f"x{times}": {"learning_rate": 0.1 * times} for times in (1, 3, 10, 30)},
 }
