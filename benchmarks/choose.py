@@ -65,8 +65,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "twice": {"epochs": 2},  # times as many
     "thrice": {"epochs": 3},
     "larger": {"batch_size": 512, "learning_rate": 0.4, "warmup": 0.05},
-    "double": {"augment": "double"},  # two operations of the strong kind
-    "resized": {"augment": "resized"},  # one, of a window of half the image or more
     "bg": {},
     "bg2": {"background_batch": 256},
     "bg4": {"background_batch": 512},

@@ -240,11 +240,33 @@ def strong_whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     return dataclasses.replace(strong_recipe(method, augment, seed), backbone="osrci-whole")
 
 
+def moved(recipe: Recipe) -> Recipe:
+    """Scored by the mean output of an image and its eight neighbours two pixels away, and of their
+    mirror images where training mirrors (docs/decisions/0012).
+    """
+    return dataclasses.replace(recipe, mirror="flip" in recipe.augment, shift=2)
+
+
+def moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The strong recipe without dropout, scored by many views."""
+    return moved(strong_whole_recipe(method, augment, seed))
+
+
+def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """The benchmark recipe without dropout for 200 epochs, scored by many views.
+
+    For a background (docs/decisions/0012).
+    """
+    return dataclasses.replace(moved(whole_recipe(method, augment, seed)), epochs=200)
+
+
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
     "whole": whole_recipe,
     "long": long_recipe,
     "strong": strong_recipe,
     "strong-whole": strong_whole_recipe,
+    "moved": moved_recipe,
+    "whole-moved": whole_moved_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,12 +16,11 @@ from deepsimplex.layers import has_triton
 AUGMENTS = (
     "none", "crop", "flip", "crop+flip", "rand", "rand+crop", "rand+flip", "rand+crop+flip",
     "strong", "strong+crop", "strong+flip", "strong+crop+flip",
-    "double+crop+flip", "resized+crop+flip",
 )  # fmt: skip
 """Window of the padded image, mirror, one random operation (randaugment.py) before them."""
 
 
-POLICIES = {"rand": mild(6), "strong": strong(6), "double": strong(6), "resized": strong(6)}
+POLICIES = {"rand": mild(6), "strong": strong(6)}
 """Six of RandAugment's 30 is what the strongest softmax baseline uses on CIFAR, with `strong`."""
 
 
@@ -52,12 +50,7 @@ def augment(images: Tensor, rows: Tensor, name: str) -> Tensor:
         mirror = torch.zeros(n, dtype=torch.bool, device=images.device)
     policy = _policy(name)
     if policy is not None:
-        images = randaugment(images[rows], policy)
-        if name.startswith("resized"):
-            images = resized(images)
-        if name.startswith("double"):
-            images = randaugment(images, policy)
-        rows = torch.arange(n, device=images.device)
+        images, rows = randaugment(images[rows], policy), torch.arange(n, device=images.device)
     if images.is_cuda and has_triton():
         from deepsimplex.kernels.images import cut
 
@@ -91,22 +84,6 @@ ONE = Views()
 
 def _policy(name: str) -> Policy | None:
     return POLICIES.get(name.partition("+")[0])
-
-
-def resized(images: Tensor) -> Tensor:
-    """A window of half the area or more, its sides up to 4 : 3, brought to the old size."""
-    n, device = len(images), images.device
-    draws = torch.rand(4, n, device=device)
-    area, ratio = 0.5 + 0.5 * draws[0], (2 * draws[1] - 1).mul(math.log(4 / 3)).exp()
-    wide, high = ((area * r).sqrt().clamp(max=1) for r in (ratio, 1 / ratio))
-    nought = torch.zeros_like(wide)
-    rows = (
-        torch.stack([wide, nought, (2 * draws[2] - 1) * (1 - wide)]),
-        torch.stack([nought, high, (2 * draws[3] - 1) * (1 - high)]),
-    )
-    grid = F.affine_grid(torch.stack(rows).permute(2, 0, 1), [*images.shape], align_corners=False)
-    found = F.grid_sample(images.float(), grid, padding_mode="border", align_corners=False)
-    return found.round().to(torch.uint8)
 
 
 def windows(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
