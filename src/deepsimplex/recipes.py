@@ -253,11 +253,11 @@ def moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 
 def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """The benchmark recipe without dropout for 200 epochs, scored by many views.
+    """The benchmark recipe without dropout for 160 epochs, scored by many views.
 
     For a background (docs/decisions/0012).
     """
-    return dataclasses.replace(moved(whole_recipe(method, augment, seed)), epochs=200)
+    return dataclasses.replace(moved(whole_recipe(method, augment, seed)), epochs=160)
 
 
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
