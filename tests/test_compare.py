@@ -132,6 +132,10 @@ def test_equal_trainings_are_done_once(tmp_path):
     assert seventh["trained by"].endswith("/first")
     eighth = run(other, recipe, tmp_path / "eighth", second)
     assert (eighth["trained by"], eighth["commit"]) == (None, told["commit"])
+    views = dataclasses.replace(recipe, shift=1)  # look at the same training otherwise
+    moved = run(other, views, tmp_path / "ninth", first)
+    assert moved["trained by"].endswith("/first")
+    assert moved["auroc"] == run(other, views, tmp_path / "tenth")["auroc"] != two["auroc"]
     changed = dataclasses.replace(recipe, seed=2)
     assert run(other, changed, tmp_path / "fourth", first)["trained by"] is None
     fewer = dataclasses.replace(other, train=tuple(part[:-1] for part in other.train))

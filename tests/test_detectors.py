@@ -303,6 +303,7 @@ def test_a_finished_run_is_scored_anew(tmp_path, capsys):
     first, other, third = (str(tmp_path / name) for name in ("first", "other", "third"))
     assert run([*words, "--out", first]) == 0
     asked = ["--score", "energy", "--keep", "0.8", "--guarantee", "pac", "--radius", "64"]
+    asked += ["--shift", "1"]
     assert run([*words, *asked, "--out", other, "--trained", first]) == 0
     assert f"The network of {first}, scored anew." in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "other" / "log.jsonl").read_bytes() == b""  # not an epoch of training
@@ -312,6 +313,7 @@ def test_a_finished_run_is_scored_anew(tmp_path, capsys):
         tmp_path / "third/model.safetensors"
     ).read_bytes()
     assert (anew.score, anew.radius, anew.threshold) == ("energy", 64.0, whole.threshold)
+    assert anew.recipe.views == anew.detector.views == Views(False, 1)
     told = json.loads((tmp_path / "other/results.json").read_text())["trained by"]
     assert told["run"] == first
     assert told["environment"] == json.loads((tmp_path / "first/environment.json").read_text())

@@ -12,6 +12,7 @@ from torch import nn
 
 from deepsimplex import engine, inference
 from deepsimplex.batches import Feed, TrainingSet, balanced_order, epoch_order, passes
+from deepsimplex.data.augment import ONE, Views
 from deepsimplex.engine import Checkpoint, Place, train
 from deepsimplex.errors import DeepSimplexError, NonFiniteLossError, Stopped
 from deepsimplex.methods import build_method
@@ -631,12 +632,33 @@ def test_few_small_images_get_more_epochs():
 def test_larger_images_are_trained_at_length_where_that_was_measured():
     recipe = default_recipe("auto", (3, 32, 32))
     assert recipe == dataclasses.replace(
-        BENCHMARK_RECIPES["strong-whole"]("dsc-softmax", "crop"), backbone="auto"
+        BENCHMARK_RECIPES["moved"]("dsc-softmax", "crop"), backbone="auto"
     )
     assert (recipe.epochs, recipe.augment, recipe.clip) == (600, "strong+crop", None)
-    for other in ({"background": True}, {"pixels": False}):
-        plain = default_recipe("auto", (3, 32, 32), **other)
-        assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
+    beside = default_recipe("auto", (3, 32, 32), background=True)
+    assert beside == dataclasses.replace(
+        BENCHMARK_RECIPES["whole-moved"]("dsc-blend", "crop"), backbone="auto"
+    )
+    assert (beside.epochs, beside.augment, beside.clip) == (160, "crop", 1.0)
+    plain = default_recipe("auto", (3, 32, 32), pixels=False)
+    assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
+
+
+def test_many_views_where_they_were_measured():
+    views = {name: default_recipe("auto", shape).views for name, shape in SIZES.items()}
+    assert {name for name, seen in views.items() if seen == Views(False, 2)} == {"29", "64"}
+    assert all(seen in (ONE, Views(False, 2)) for seen in views.values())
+    for background in (True, False):
+        assert default_recipe("auto", SIZES["64"], background=background).shift == 2
+        assert default_recipe("auto", SIZES["64"], background=background, pixels=False).shift == 0
+    for name in ("moved", "whole-moved"):
+        make = BENCHMARK_RECIPES[name]
+        assert make("softmax", "crop+flip").views == Views(True, 2)
+        assert make("softmax", "none").views == Views(False, 2)
+
+
+SIZES = {"vector": (5,), "28": (1, 28, 28), "29": (3, 29, 29), "64": (3, 64, 64)}
+SIZES |= {"65": (3, 65, 65), "narrow": (3, 2, 40)}
 
 
 def test_c2ae_decodes_the_last_map_of_the_benchmarks_net():

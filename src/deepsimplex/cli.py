@@ -34,8 +34,10 @@ from deepsimplex.options import (
     Score,
     Seed,
     Setting,
+    Shift,
     Size,
     Weights,
+    changes,
     names,
     settings,
 )
@@ -105,6 +107,7 @@ def train(
     batch_size: BatchSize = None,
     learning_rate: Rate = None,
     augment: Augment = None,
+    shift: Shift = None,
     size: Size = None,
     weights: Weights = None,
     freeze: Freeze = False,
@@ -142,13 +145,7 @@ def train(
         trained=trained,
         on_bad=on_bad,
         seed=seed,
-        recipe_changes={
-            "backbone": None if backbone == "auto" else backbone,
-            "epochs": epochs,
-            "batch_size": batch_size,
-            "learning_rate": learning_rate,
-            "augment": augment,
-        },
+        recipe_changes=changes(backbone, epochs, batch_size, learning_rate, augment, shift),
     )
 
 
@@ -217,6 +214,7 @@ def estimate(
     batch_size: BatchSize = None,
     learning_rate: Rate = None,
     augment: Augment = None,
+    shift: Shift = None,
     size: Size = None,
     weights: Weights = None,
     freeze: Freeze = False,
@@ -228,9 +226,7 @@ def estimate(
     """How well will it reject what it has never seen? Leaves out your own classes in turn."""
     from deepsimplex.estimate import estimate as run_estimate
 
-    changes: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size}
-    changes |= {"backbone": None if backbone == "auto" else backbone}
-    changes |= {"learning_rate": learning_rate, "augment": augment}
+    otherwise = changes(backbone, epochs, batch_size, learning_rate, augment, shift)
     run_estimate(
         data,
         leave_out,
@@ -244,7 +240,7 @@ def estimate(
         out=out,
         on_bad=on_bad,
         device=device,
-        how={"method": method, "settings": settings(setting), "seed": seed, "changes": changes},
+        how={"method": method, "settings": settings(setting), "seed": seed, "changes": otherwise},
     )
 
 

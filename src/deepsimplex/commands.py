@@ -18,6 +18,7 @@ from torch import Tensor
 from deepsimplex import compare
 from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
+from deepsimplex.data.augment import Views
 from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.folders import counted, image_files, list_images
@@ -95,7 +96,7 @@ def train(
             return
         if trained is not None:
             promise |= {"calibration": images[held], "feature_cache": start.cache}
-            model = _scored_anew(trained, run, some, theirs, **promise)
+            model = _scored_anew(trained, run, recipe.views, some, theirs, **promise)
         else:
             _announce(recipe, start, run)
             with training("Training") as begin:
@@ -138,12 +139,19 @@ def _check_trained(folder: Path | None, run: Run) -> None:
 
 
 def _scored_anew(
-    folder: Path, run: Run, images: Tensor, labels: Tensor, *, radius: float, **how: Any
+    folder: Path,
+    run: Run,
+    views: Views,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    radius: float,
+    **how: Any,
 ) -> Model:
-    """The network of a finished run, its distances in another unit, scored and calibrated."""
+    """The network of a finished run, by other views and in another unit, scored and calibrated."""
     console.print(f"Device: {run.device}. The network of {folder}, scored anew.")
-    model = dataclasses.replace(load_model(folder, str(run.device)), radius=radius)
-    return scored(model, images, labels, **how)
+    model = load_model(folder, str(run.device)).by_views(views)
+    return scored(dataclasses.replace(model, radius=radius), images, labels, **how)
 
 
 def _describe(

@@ -14,7 +14,7 @@ import torch
 
 from deepsimplex import metrics
 from deepsimplex.calibration import least_sample
-from deepsimplex.data.augment import ONE
+from deepsimplex.data.augment import ONE, Views
 from deepsimplex.data.protocols import Trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device
@@ -136,7 +136,9 @@ def running(
         commit, trained_by = code_commit(), None
         if borrowed is not None:
             model, commit, trained_by = borrowed
-            model = scored(model, images, labels, **how, feature_cache=start.cache)
+            model = scored(
+                model.by_views(recipe.views), images, labels, **how, feature_cache=start.cache
+            )
         else:
             model = yield from fitting(
                 images,
@@ -219,8 +221,7 @@ def _other_views(model: Model, trial: Trial) -> dict[str, float | None]:
     plain = model.recipe.views == ONE
     found: dict[str, float | None] = {"auroc_mirrored": None, "auroc_one_view": None}
     if model.detector is None and (not plain or "flip" in model.recipe.augment):
-        recipe = dataclasses.replace(model.recipe, mirror=plain, shift=0)
-        other = dataclasses.replace(model, recipe=recipe)
+        other = model.by_views(Views(mirror=plain))
         evaluation = evaluate(other, trial.known_test, trial.unknown_test)
         known, unknown = evaluation.known_scores, evaluation.unknown_scores
         name = "auroc_mirrored" if plain else "auroc_one_view"

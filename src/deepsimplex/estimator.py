@@ -23,6 +23,8 @@ from deepsimplex.methods import settings_for
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe, default_recipe
 
+_OF_RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "augment", "shift")
+
 
 class OpenSetClassifier(ClassifierMixin, BaseEstimator):
     """A classifier that may answer "unknown".
@@ -46,6 +48,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         the smallest label if −1 is a class) and "unknown" for names.
     radius : the unit of length of distances and thresholds; changes no decision.
     epochs, batch_size, learning_rate, weight_decay, augment : None takes the recipe's.
+    shift : score the mean output of an image and its eight neighbours so many pixels away, 0 for
+        itself alone; None takes the recipe's, 2 for images of 29 to 64 pixels.
 
     Attributes
     ----------
@@ -70,6 +74,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: float | None = None,
         weight_decay: float | None = None,
         augment: str | None = None,
+        shift: int | None = None,
         calibration_size: float = 0.2,
         device: str = "auto",
         random_state: Any = None,
@@ -88,6 +93,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.augment = augment
+        self.shift = shift
         self.calibration_size = calibration_size
         self.device = device
         self.random_state = random_state
@@ -198,9 +204,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         if not isinstance(seed, Integral):
             seed = check_random_state(seed).randint(2**31 - 1)
         changes = {
-            name: getattr(self, name)
-            for name in ("epochs", "batch_size", "learning_rate", "weight_decay", "augment")
-            if getattr(self, name) is not None
+            name: getattr(self, name) for name in _OF_RECIPE if getattr(self, name) is not None
         }
         changes |= {"calibration": self.calibration_size}
         if self.backbone != "auto":

@@ -25,6 +25,7 @@ from torch import Tensor
 import deepsimplex
 from deepsimplex import engine, inference
 from deepsimplex.calibration import Threshold
+from deepsimplex.data.augment import Views
 from deepsimplex.detectors import Detector, check_score, restore_detector
 from deepsimplex.errors import DeepSimplexError, MissingExtraError, ModelFileError
 from deepsimplex.methods import build_method
@@ -126,6 +127,11 @@ class Model:
             known[self.score] = self.detector.knownness(images)
         units = {name: values.numpy() * self._unit(name) for name, values in known.items()}
         return by_class.argmax(1).numpy(), units
+
+    def by_views(self, views: Views) -> Model:
+        """The same network scored by other views of an image; its threshold is for its own."""
+        recipe = dataclasses.replace(self.recipe, mirror=views.mirror, shift=views.shift)
+        return dataclasses.replace(self, recipe=recipe)
 
     def limits(self, predicted: np.ndarray) -> np.ndarray:
         """The threshold that applies to each prediction, in units of the radius: (n,) → (n,)."""

@@ -26,6 +26,10 @@ Setting = Annotated[
 BatchSize = Annotated[int | None, typer.Option(min=2)]
 Rate = Annotated[float | None, typer.Option(min=0)]
 Augment = Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")]
+Shift = Annotated[
+    int | None,
+    typer.Option(min=0, help="Score an image with its 8 neighbours so many pixels away; 0: alone."),
+]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]
 Score = Annotated[
@@ -40,6 +44,20 @@ Score = Annotated[
 def names(text: str | None) -> list[str] | None:
     """Names with commas between them."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def changes(
+    backbone: str,
+    epochs: int | None,
+    batch_size: int | None,
+    learning_rate: float | None,
+    augment: str | None,
+    shift: int | None,
+) -> dict[str, Any]:
+    """What is asked otherwise than the recipe has it; None is as it has it."""
+    asked = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+    net = None if backbone == "auto" else backbone
+    return {"backbone": net, **asked, "augment": augment, "shift": shift}
 
 
 def settings(pairs: list[str] | None) -> dict[str, Any]:

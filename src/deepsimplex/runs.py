@@ -332,7 +332,8 @@ class Run:
 
 
 AFTER_TRAINING = ("trial", "source", "test", "score", "guarantee", "by", "radius")
-"""What a run was asked for that its weights do not depend on."""
+VIEWS = ("mirror", "shift")
+"""What a run was asked for that its weights do not depend on; and of its recipe."""
 
 
 def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
@@ -352,7 +353,8 @@ def _trained(record: dict[str, Any]) -> dict[str, Any]:
     data = {key: value for key, value in record["data"].items() if key not in AFTER_TRAINING}
     # Whether images are held out counts, not what is promised of them.
     held = data.get("keep") is not None
-    return {"recipe": record["recipe"], "data": data | {"keep": held}}
+    recipe = {key: value for key, value in record["recipe"].items() if key not in VIEWS}
+    return {"recipe": recipe, "data": data | {"keep": held}}
 
 
 def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
