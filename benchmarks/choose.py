@@ -374,6 +374,7 @@ def show(
             f"{args.benchmark} --epochs {args.epochs} --held {args.held:g} "
             + ("--outside " if args.outside else f"--leave {args.leave} ")
             + (f"--folds {args.folds} " if args.folds else "")
+            + (f"--seeds {args.seeds} " if args.seeds > 1 else "")
             + f"--split {args.split} --only '{','.join(names)}'",
             "environment": environment(where),
             "seconds": seconds,
