@@ -20,6 +20,7 @@ from deepsimplex.backbones import resolve_backbone
 from deepsimplex.batches import TrainingSet
 from deepsimplex.calibration import Threshold, conformal_threshold
 from deepsimplex.data.augment import ONE, check_augment
+from deepsimplex.data.drawings import suited
 from deepsimplex.data.sources import hold_out
 from deepsimplex.detectors import check_score, fit_detector, needs_head
 from deepsimplex.engine import Keeper
@@ -157,7 +158,8 @@ def fitting(
 
     The backbone starts from `weights`, a local file, or from chance. Frozen, it keeps them, and
     the head is trained on its features, computed once and kept in the folder `feature_cache`.
-    A `score` that is a detector's is fitted to the training images after the last step.
+    A `score` that is a detector's is fitted to the training images after the last step. A
+    background of photographs beside drawings is drawn first (data/drawings.py).
     Yields after every step, for lanes.drive.
     """
     names = np.asarray(classes)
@@ -181,7 +183,8 @@ def fitting(
     method = model.method
     if weights is not None:
         load_weights(method, weights)  # and its own normalisation
-    data = TrainingSet(images, labels, background)
+    others = None if background is None else suited(background, images)
+    data = TrainingSet(images, labels, others)
     trained: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if freeze:
         method.to(where)
