@@ -14,7 +14,10 @@ each. What wins here becomes the default (docs/decisions); the benchmark's unkno
 results/choose-cifar10.json is older: "sum" is called "blend 1" there, and decay 5e-4 "wd". All
 records up to e37545a have, instead of the scores nearest and joined, "knn5", "knn50" and "own +
 knn50", standardised on the held-out knowns. What did not win is gone from the code: contrast is in
-e37545a, "sphere" and "mixed" (directions and mixtures, after SpHOR) in f1c8a77.
+e37545a, "sphere" and "mixed" (directions and mixtures, after SpHOR) in f1c8a77, "double" and
+"resized" (two operations, windows resized) in 36e19f9. Up to 1a6cb63 `--outside` took all unknown
+images, since then every third or, with CIFAR+N, every sixth. The own score is also taken of many
+views and, with `--seeds`, of the mean output of a fold's nets.
 """
 
 from __future__ import annotations
@@ -153,14 +156,14 @@ def knownness(
 
 
 def job(
-    name: str, trial: Trial, fold: int, augment: str, epochs: int, where: torch.device, seed: int
+    name: str, trial: Trial, fold: int, how: str, epochs: int, where: torch.device, seed: int
 ) -> Generator[None, None, dict[str, Any]]:
     plan = Candidate.named(name)
     changes = dict(plan.changes)
     if "augment" in changes:
-        changes["augment"] = f"{changes['augment']}+{augment}".removesuffix("+none")
+        changes["augment"] = f"{changes['augment']}+{how}".removesuffix("+none")
     recipe: Recipe = dataclasses.replace(
-        benchmark_recipe(plan.method, augment, seed=seed),
+        benchmark_recipe(plan.method, how, seed=seed),
         settings=settings_for(plan.method, plan.settings),
         **changes | {"epochs": epochs * changes.get("epochs", 1)},
     )
@@ -201,9 +204,9 @@ def job(
     for view, views in VIEWS.items():
         means = [inference.outputs(model.method, to_tensor(s), views=views) for s in sides]
         aurocs[f"{own} {view}"] = _auroc(model.method, own, means)
-    for how in ("crop+flip", "strong+crop+flip"):
-        means = [augmented(model.method, to_tensor(side), how, 16) for side in sides]
-        aurocs[f"{own} {how} 16"] = _auroc(model.method, own, means)
+    for words in ("crop+flip", "strong+crop+flip"):
+        means = [augmented(model.method, to_tensor(side), words, 16) for side in sides]
+        aurocs[f"{own} {words} 16"] = _auroc(model.method, own, means)
     record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record
@@ -313,7 +316,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     where = engine.pick_device(args.device)
-    names = args.only.split(",")
+    names = list(dict.fromkeys(args.only.split(",")))
+    if args.seeds > 1 and any(name.split()[0] not in LOSSES for name in names):
+        raise SystemExit(f"--seeds: the mean output of nets with fixed centres only, {[*LOSSES]}")
     wanted = any(Candidate.named(name).background for name in names)
     about = BENCHMARKS[args.benchmark]
     extra = None
@@ -357,12 +362,18 @@ def show(
             continue
         scores = {s: statistics.mean(r["auroc"][s] for r in mine) for s in mine[0]["auroc"]}
         accuracy = statistics.mean(r["accuracy"] for r in mine)
-        table[name] = {"folds": len(mine), "accuracy": accuracy, "auroc": scores}
+        count = len({r["fold"] for r in mine})
+        table[name] = {
+            "folds": count,
+            "trainings": len(mine),
+            "accuracy": accuracy,
+            "auroc": scores,
+        }
         if args.seeds > 1:
             table[name]["committee"] = committee(mine)
             print(f"{name}: committee {table[name]['committee']}")
         for record in mine:
-            del record["outputs"]
+            record.pop("outputs", None)
         best = sorted(scores.items(), key=lambda item: -item[1])
         line = "  ".join(f"{s} {100 * v:.2f}" for s, v in best)
         own = next(iter(scores))

@@ -649,3 +649,20 @@ def joined(rows, bank, weight, bias, k):
     among = nearest(bank, bank, k, skip=list(range(len(bank))))
     parts = (own(rows) - own(bank).mean()) / own(bank).std()
     return parts - (nearest(rows, bank, k) - among.mean()) / among.std()
+
+
+def views(images, mirror, shift):
+    """An image, moved by `shift` pixels in eight directions, and all of them mirrored: a list of
+    (n, c, h, w), nought where an image has left.
+    """
+    h, w = images.shape[2:]
+    found = []
+    for down in (-shift, 0, shift) if shift else (0,):
+        for right in (-shift, 0, shift) if shift else (0,):
+            view = np.zeros_like(images)
+            for row in range(h):
+                for column in range(w):
+                    if 0 <= row - down < h and 0 <= column - right < w:
+                        view[:, :, row, column] = images[:, :, row - down, column - right]
+            found.append(view)
+    return found + [view[..., ::-1].copy() for view in found] if mirror else found

@@ -1,6 +1,7 @@
 """Sources, trials and augmentation."""
 
 import numpy as np
+import oracles
 import pytest
 import torch
 from PIL import Image
@@ -216,25 +217,18 @@ def test_flips_mirror_where_asked():
         assert torch.equal(image, images[0].flip(2) if turned else images[0])
 
 
-def test_views_are_the_image_its_neighbours_and_their_mirror_images():
-    image = torch.arange(1, 13).view(1, 1, 3, 4)
-    expected = []
-    for down in (0, -2, 2):
-        for right in (0, -2, 2):
-            moved = torch.zeros(3, 4, dtype=image.dtype)
-            for row in range(3):
-                for column in range(4):
-                    if 0 <= row + down < 3 and 0 <= column + right < 4:
-                        moved[row, column] = image[0, 0, row + down, column + right]
-            expected.append(moved)
-    for mirror in (False, True):
-        found = [view[0, 0] for view in Views(mirror, 2).of(image)]
-        step = 2 if mirror else 1
-        assert all(torch.equal(a, b) for a, b in zip(found[::step], expected, strict=True))
-        if mirror:
-            turned = zip(found[1::2], expected, strict=True)
-            assert all(torch.equal(a, b.flip(1)) for a, b in turned)
-    assert [v is image for v in ONE.of(image)] == [True]
+def test_views_are_the_image_as_it_is_moved_and_mirrored():
+    images = torch.arange(1, 49).view(2, 2, 3, 4)
+    for mirror, shift, count in ((False, 2, 9), (True, 2, 18), (True, 1, 18), (True, 0, 2)):
+        views = Views(mirror, shift)
+        found = [tuple(view.flatten().tolist()) for view in views.of(images)]
+        expected = oracles.views(images.numpy(), mirror, shift)
+        assert sorted(found) == sorted(tuple(view.ravel().tolist()) for view in expected)
+        assert found[0] == tuple(images.flatten().tolist())
+        assert len(found) == views.count == count
+    assert [view is images for view in ONE.of(images)] == [True]
+    vectors = images[0, 0]
+    assert [view is vectors for view in Views(True, 1).of(vectors)] == [True]
 
 
 def test_augments_by_name():

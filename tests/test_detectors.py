@@ -205,21 +205,22 @@ def test_logit_scores_of_dsc(name, models, data, no_library):
     assert torch.allclose(fit_detector(name, softmax, *data, 3).knownness(data[0]), own, atol=1e-12)
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-def test_nearest_and_joined_against_their_formulas(mirror, models, data, no_library):
+@pytest.mark.parametrize("views", [Views(), Views(True), Views(False, 1), Views(True, 2)])
+def test_nearest_and_joined_against_their_formulas(views, models, data, no_library):
     method, images = models["dsc"].method, strange()
 
     def features(of):
-        sides = [compute_features(method, x).double().numpy() for x in (of, of.flip(-1))]
-        return (sides[0] + sides[1]) / 2 if mirror else sides[0]
+        looks = map(torch.from_numpy, oracles.views(of.numpy(), views.mirror, views.shift))
+        every = [compute_features(method, look).double().numpy() for look in looks]
+        return sum(every) / len(every)
 
     rows, bank = features(images), features(data[0])
-    near = fit_detector("nearest", method, *data, 3, views=Views(mirror))
+    near = fit_detector("nearest", method, *data, 3, views=views)
     expected = -oracles.nearest(rows, bank, 5)
     assert np.allclose(near.knownness(images).numpy(), expected, atol=1e-6)
     head = linear_head(method)
     weight, bias = head.weight.double().numpy(), head.bias.double().numpy()
-    both = fit_detector("joined", method, *data, 3, views=Views(mirror))
+    both = fit_detector("joined", method, *data, 3, views=views)
     expected = oracles.joined(rows, bank, weight, bias, 5)
     assert np.allclose(both.knownness(images).numpy(), expected, rtol=1e-4, atol=1e-4)
 

@@ -21,6 +21,7 @@ from deepsimplex.optimisers import Plain, build_optimisers, rates
 from deepsimplex.recipes import (
     BENCHMARK_RECIPES,
     Recipe,
+    changed,
     default_recipe,
     digits_recipe,
     learning_rate,
@@ -644,7 +645,7 @@ def test_larger_images_are_trained_at_length_where_that_was_measured():
     assert (plain.epochs, plain.augment, plain.clip) == (100, "crop", 1.0)
 
 
-def test_many_views_where_they_were_measured():
+def test_many_views_from_29_to_64_pixels():
     views = {name: default_recipe("auto", shape).views for name, shape in SIZES.items()}
     assert {name for name, seen in views.items() if seen == Views(False, 2)} == {"29", "64"}
     assert all(seen in (ONE, Views(False, 2)) for seen in views.values())
@@ -658,7 +659,15 @@ def test_many_views_where_they_were_measured():
 
 
 SIZES = {"vector": (5,), "28": (1, 28, 28), "29": (3, 29, 29), "64": (3, 64, 64)}
-SIZES |= {"65": (3, 65, 65), "narrow": (3, 2, 40)}
+SIZES |= {"65": (3, 65, 65), "narrow": (3, 28, 40)}
+
+
+def test_what_training_does_not_move_is_scored_as_it_is():
+    recipe = default_recipe("auto", (3, 32, 32))
+    for augment, shift in (("none", 0), ("flip", 0), ("crop", 2), ("rand+crop+flip", 2)):
+        assert changed(recipe, {"augment": augment}).shift == shift
+        assert changed(recipe, {"augment": augment, "shift": 3}).shift == 3
+    assert changed(recipe, {"epochs": 5}) == dataclasses.replace(recipe, epochs=5)
 
 
 def test_c2ae_decodes_the_last_map_of_the_benchmarks_net():

@@ -249,6 +249,7 @@ def test_everything_a_classifier_was_given_survives(tmp_path):
         "learning_rate": np.float32(0.25),
         "weight_decay": 0.125,
         "augment": "flip",
+        "shift": 1,
         "calibration_size": 0.5,
         "random_state": 5,
     }
@@ -258,7 +259,7 @@ def test_everything_a_classifier_was_given_survives(tmp_path):
         recipe = classifier.model_.recipe
         assert (recipe.epochs, recipe.batch_size, recipe.seed) == (2, 7, 5)
         assert (recipe.learning_rate, recipe.weight_decay) == (0.25, 0.125)
-        assert (recipe.augment, recipe.calibration) == ("flip", 0.5)
+        assert (recipe.augment, recipe.shift, recipe.calibration) == ("flip", 1, 0.5)
         assert (recipe.settings.loss, recipe.settings.margin) == ("hinge", 0.2)
         assert sum(classifier.model_.threshold.counts) == 30
         classifier.save(tmp_path / "m")

@@ -36,6 +36,7 @@ HOUSE = [
     "data.protocols",
     "data.randaugment",
     "data.augment",
+    "data.drawings",
     "methods.base",
     "methods.means",
     "methods.networks",

@@ -8,12 +8,15 @@ import struct
 import time
 
 import numpy as np
+import oracles
 import pytest
 import torch
 import toys
 from safetensors.torch import save_file
 
 from deepsimplex import engine, inference
+from deepsimplex.calibration import conformal_threshold
+from deepsimplex.data.augment import ONE
 from deepsimplex.errors import DeepSimplexError, ModelFileError
 from deepsimplex.fitting import calibrate, fit_model
 from deepsimplex.methods.base import Normalise
@@ -321,17 +324,19 @@ def test_a_model_of_moved_images_scores_the_mean_output(tmp_path):
     images, labels = toys.tensors(*toys.pictures(60))
     plan = toys.quick("dsc", 3, mirror=True, shift=2)
     model = fit_model(images, labels, list("abc"), plan, device="cpu", keep=0.9)
-    padded, (h, w) = torch.nn.functional.pad(images, (2, 2, 2, 2)), images.shape[2:]
-    total = torch.zeros(len(images), 2)
-    for down in (0, 2, 4):
-        for right in (0, 2, 4):
-            moved = padded[:, :, down : down + h, right : right + w]
-            for view in (moved, moved.flip(3)):
-                total += inference.outputs(model.method, view)
+    looks = map(torch.from_numpy, oracles.views(images.numpy(), True, 2))
+    total = sum(inference.outputs(model.method, look) for look in looks)
     expected = model.method.class_scores(total / 18, "distance")
     by_class, known = model.scores(images)
     assert np.allclose(by_class, expected, atol=1e-6)
     model.save(tmp_path / "m.safetensors")
     assert np.array_equal(Model.load(tmp_path / "m.safetensors", "cpu").scores(images)[1], known)
+    again = calibrate(model, images, 0.9)
+    wanted = conformal_threshold(expected.amax(1).numpy(), 0.9).values
+    assert np.allclose(again.threshold.values, wanted, atol=1e-6)
+    alone = model.by_views(ONE)
+    assert alone.threshold is None
+    outputs = inference.outputs(model.method, images)
+    assert np.allclose(alone.scores(images)[0], model.method.class_scores(outputs, "distance"))
     with pytest.raises(DeepSimplexError, match="a shift below the image's 8 pixels"):
         fit_model(images, labels, list("abc"), toys.quick("dsc", 3, shift=8), device="cpu")

@@ -67,6 +67,13 @@ def test_another_recipe_is_refused_and_named(tmp_path):
         ).__enter__()
     with Run(tmp_path, Recipe(), {"keep": 0.9}):
         pass
+    told = json.loads((tmp_path / "recipe.json").read_text())
+    del told["recipe"]["shift"]  # of a version that had one view only
+    (tmp_path / "recipe.json").write_text(json.dumps(told))
+    with Run(tmp_path, Recipe(), {"keep": 0.9}):
+        pass
+    with pytest.raises(RunError, match=r"a different recipe\.shift"):
+        Run(tmp_path, Recipe(shift=2), {"keep": 0.9}).__enter__()
     (tmp_path / "recipe.json").write_text("{")
     with pytest.raises(RunError, match="a broken file"):
         Run(tmp_path, Recipe(), {"keep": 0.9}).__enter__()

@@ -113,7 +113,7 @@ def train(
     freeze: Freeze = False,
     trained: Annotated[
         Path | None,
-        typer.Option(help="A finished run of this training: score and calibrate anew, no more."),
+        typer.Option(help="A finished run of this training: only score and calibrate it anew."),
     ] = None,
     on_bad: OnBad = "fail",
     setting: Setting = None,

@@ -21,6 +21,7 @@ from deepsimplex.data.archives import data_root
 from deepsimplex.data.augment import Views
 from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
+from deepsimplex.data.drawings import apart
 from deepsimplex.data.folders import counted, image_files, list_images
 from deepsimplex.data.pictures import read_images
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
@@ -124,7 +125,9 @@ def _announce(recipe: Recipe, start: Pretrained, run: Run) -> None:
     untrained = "" if start.weights else ", backbone untrained"
     frozen = f", head only{untrained}" if start.freeze else ""
     epochs = counted(recipe.epochs, "epoch")
-    console.print(f"Device: {run.device}. Method: {recipe.method}{frozen}, {epochs}.")
+    views = recipe.views.count
+    scored = f", scored by {views} views of an image" if views > 1 else ""
+    console.print(f"Device: {run.device}. Method: {recipe.method}{frozen}, {epochs}{scored}.")
 
 
 def _check_trained(folder: Path | None, run: Run) -> None:
@@ -159,6 +162,8 @@ def _describe(
 ) -> None:
     names, unused = data.classes, whole - len(data.labels)
     extra = "" if background is None else f", {len(background)} background"
+    if background is not None and apart(background, to_tensor(data.images)):
+        extra += " (photographs, to be drawn in the grey levels of the images)"
     console.print(
         f"Data: {data.source}, {len(names)} known classes "
         f"({', '.join(names[:8])}{', …' if len(names) > 8 else ''}), "

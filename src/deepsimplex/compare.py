@@ -176,6 +176,7 @@ def _found(model: Model, trial: Trial, evaluation: Evaluation) -> dict[str, Any]
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         "score": model.score,
+        **dataclasses.asdict(recipe.views),
         "counts": trial.counts(),
         "audit": trial.audit,
         "held_out_accuracy": _accuracy(model, *trial.calibration),

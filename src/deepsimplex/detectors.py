@@ -58,7 +58,7 @@ class Detector:
     def knownness(self, images: Tensor) -> Tensor:
         """Raw images (n, …) → (n,), higher = more known; float64 on the CPU.
 
-        The network runs once more than for the classes alone, three times for ODIN. What the
+        The network runs once more a view than for the classes alone, three times for ODIN. What the
         library cannot put a number on is as strange as can be: −∞.
         """
         where = next(self.method.parameters()).device
@@ -211,11 +211,11 @@ def _seen(
     """
     if DETECTORS[name].sees == "logits":
         return inference.scores(method, images, score, views=views)[0]
-    itself, *others = views.of(images)
-    features = compute_features(method, itself, cache)
-    if not others:
-        return features
-    return torch.stack([features, *(compute_features(method, view) for view in others)]).mean(0)
+    each = views.of(images)
+    features, count = compute_features(method, next(each), cache), 1
+    for view in each:
+        features, count = features + compute_features(method, view, cache), count + 1
+    return features / count if count > 1 else features
 
 
 def _strangeness(name: str, inner: Any, rows: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods import settings_for
 from deepsimplex.model import Model
-from deepsimplex.recipes import Recipe, default_recipe
+from deepsimplex.recipes import Recipe, changed, default_recipe
 
 _OF_RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "augment", "shift")
 
@@ -48,8 +48,8 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         the smallest label if −1 is a class) and "unknown" for names.
     radius : the unit of length of distances and thresholds; changes no decision.
     epochs, batch_size, learning_rate, weight_decay, augment : None takes the recipe's.
-    shift : score the mean output of an image and its eight neighbours so many pixels away, 0 for
-        itself alone; None takes the recipe's, 2 for images of 29 to 64 pixels.
+    shift : score the mean output of an image and of it moved by so many pixels in eight directions,
+        0 for itself alone; None takes the recipe's, 2 for images of 29 to 64 pixels.
 
     Attributes
     ----------
@@ -174,11 +174,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
             settings=dataclasses.asdict(recipe.settings),
             unknown_label=model.unknown_label,
             radius=model.radius,
-            epochs=recipe.epochs,
-            batch_size=recipe.batch_size,
-            learning_rate=recipe.learning_rate,
-            weight_decay=recipe.weight_decay,
-            augment=recipe.augment,
+            **{name: getattr(recipe, name) for name in _OF_RECIPE},
             calibration_size=recipe.calibration,
             device=device,
             random_state=recipe.seed,
@@ -212,7 +208,7 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
         shape, pixels = tuple(images.shape[1:]), not images.is_floating_point()
         recipe = default_recipe(self.method, shape, int(seed), len(images), background, pixels)
         changes |= {"settings": settings_for(recipe.method, self.settings)}
-        return dataclasses.replace(recipe, **changes)
+        return changed(recipe, changes)
 
     def _unknown_label(self) -> Any:
         """The label of rejection: never one of the classes."""

@@ -52,7 +52,9 @@ def check_request(
         )
     if recipe.shift and recipe.shift >= min(shape[1:]):
         raise DeepSimplexError(
-            f"a shift below the image's {min(shape[1:])} pixels", f"{recipe.shift}", "lower it"
+            f"a shift below the image's {min(shape[1:])} pixels",
+            f"{recipe.shift}",
+            "lower it, or 0",
         )
     if not 0 < radius < np.inf:
         raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")

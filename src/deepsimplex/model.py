@@ -129,9 +129,10 @@ class Model:
         return by_class.argmax(1).numpy(), units
 
     def by_views(self, views: Views) -> Model:
-        """The same network scored by other views of an image; its threshold is for its own."""
-        recipe = dataclasses.replace(self.recipe, mirror=views.mirror, shift=views.shift)
-        return dataclasses.replace(self, recipe=recipe)
+        """The same network by other views of an image and its method's score, not calibrated."""
+        recipe = dataclasses.replace(self.recipe, **dataclasses.asdict(views))
+        plain: Any = {"score": self._class_score, "detector": None, "threshold": None}
+        return dataclasses.replace(self, recipe=recipe, **plain)
 
     def limits(self, predicted: np.ndarray) -> np.ndarray:
         """The threshold that applies to each prediction, in units of the radius: (n,) → (n,)."""

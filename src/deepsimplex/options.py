@@ -28,7 +28,11 @@ Rate = Annotated[float | None, typer.Option(min=0)]
 Augment = Annotated[str | None, typer.Option(help="none, crop, flip, crop+flip, rand+…")]
 Shift = Annotated[
     int | None,
-    typer.Option(min=0, help="Score an image with its 8 neighbours so many pixels away; 0: alone."),
+    typer.Option(
+        min=0,
+        help="Score the mean output of an image and of it moved by so many pixels in 8 directions; "
+        "0: of itself. If not given, 2 from 29 to 64 pixels, else 0.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 Weights = Annotated[Path | None, typer.Option(help="Pretrained backbone weights, a local file.")]

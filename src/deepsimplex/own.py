@@ -19,7 +19,7 @@ from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, load_data
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import settings_for
-from deepsimplex.recipes import Recipe, default_recipe
+from deepsimplex.recipes import Recipe, changed, default_recipe
 from deepsimplex.terminal import console, progress
 
 
@@ -76,6 +76,4 @@ def recipe_for(
     recipe = default_recipe(method, shape, seed, len(images), background, pixels and not freeze)
     still = {"augment": "none"} if freeze else {}  # features of a frozen net are computed once
     asked = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(
-        recipe, **{**still, **asked, "settings": settings_for(recipe.method, settings)}
-    )
+    return changed(recipe, {**still, **asked, "settings": settings_for(recipe.method, settings)})

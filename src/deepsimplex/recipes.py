@@ -159,18 +159,20 @@ AT_LENGTH: dict[str, Any] = {
 
 
 SHIFT = 2
-"""Pixels between the views of an image of 29 to 64 (docs/decisions/0012)."""
+"""By so many pixels an image of 29 to 64 is moved (docs/decisions/0012)."""
 
 
 def moved(recipe: Recipe) -> Recipe:
-    """Scored by the mean output of an image and its eight neighbours, and of their mirror images
-    where training mirrors.
+    """Scored by the mean output of an image and of it moved in eight directions, and of their
+    mirror images where training mirrors.
     """
     return dataclasses.replace(recipe, mirror="flip" in recipe.augment, shift=SHIFT)
 
 
 WITH_BACKGROUND = 160
-"""Epochs of larger images beside a background, which double the steps' cost."""
+"""Epochs of larger images beside a background: of 70 and 210 the more was better; as many as there
+was time to measure.
+"""
 
 
 def default_recipe(
@@ -207,7 +209,16 @@ def default_recipe(
         recipe = dataclasses.replace(recipe, epochs=WITH_BACKGROUND)
     else:
         recipe = dataclasses.replace(recipe, augment="strong+crop", **AT_LENGTH)
-    return moved(recipe) if max(shape[1:]) <= 64 and min(shape[1:]) > SHIFT else recipe
+    sides = sorted(shape[1:])
+    return moved(recipe) if sides[0] > SMALL and sides[1] <= 64 else recipe
+
+
+def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
+    """The recipe with what is asked otherwise; an image that training does not move is not moved
+    to be scored either, unless that is asked.
+    """
+    still = {"shift": 0} if "crop" not in changes.get("augment", "crop") else {}
+    return dataclasses.replace(recipe, **still | changes)
 
 
 def benchmark_recipe(method: str, augment: str, seed: int = 0) -> Recipe:

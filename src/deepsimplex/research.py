@@ -137,7 +137,7 @@ def _publish(record: dict[str, Any], stem: Path, parts: list[Path]) -> None:
     console.print(f"Written: {stem}.json, .npz (scores of every image), .md, .csv")
 
 
-ASKED = ("trial", "seed", "epochs", "score", "background", "counts", "audit")
+ASKED = ("trial", "seed", "epochs", "score", "mirror", "shift", "background", "counts", "audit")
 """Of a result, what it was asked for, apart from what it found."""
 
 
@@ -155,8 +155,9 @@ def _place(record: dict[str, Any], stem: Path) -> Path:
 def _compared(text: str) -> Any:
     """What a record compares; None for a file of another kind."""
     try:
-        methods = json.loads(text)["methods"]
-        return {name: [[r.get(k) for k in ASKED] for r in methods[name]] for name in methods}
+        every = json.loads(text)["methods"].items()
+        # An older record says nothing of views: it had one.
+        return {name: [[r.get(k) or None for k in ASKED] for r in rows] for name, rows in every}
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
 

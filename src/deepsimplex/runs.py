@@ -11,6 +11,7 @@ The same command goes on where it stopped; a lock keeps two processes apart.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -33,6 +34,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 import deepsimplex
+from deepsimplex.data.augment import Views
 from deepsimplex.engine import Checkpoint, Place
 from deepsimplex.errors import RunError, Stopped
 from deepsimplex.recipes import Recipe
@@ -260,6 +262,7 @@ class Run:
             here = json.loads(path.read_text())
         except ValueError:
             raise RunError(f"a recipe in {path}", "a broken file", "choose another --out") from None
+        here = _completed(here)
         if here != self.asked:
             raise RunError(
                 f"the recipe that {self.folder} was begun with",
@@ -332,14 +335,24 @@ class Run:
 
 
 AFTER_TRAINING = ("trial", "source", "test", "score", "guarantee", "by", "radius")
-VIEWS = ("mirror", "shift")
-"""What a run was asked for that its weights do not depend on; and of its recipe."""
+"""What a run was asked for that its weights do not depend on."""
+VIEWS = tuple(field.name for field in dataclasses.fields(Views))
+"""The same of its recipe."""
+
+
+def _completed(record: Any) -> Any:
+    """What a run was asked for, with the recipe's fields that came after it at their defaults."""
+    try:
+        recipe = Recipe.from_json(record["recipe"]).to_json()
+    except (ValueError, LookupError, TypeError):  # no recipe of this version: told as it is
+        return record
+    return record | {"recipe": json.loads(json.dumps(recipe))}
 
 
 def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
     """Why the run in `folder` has not trained what another is `asked` for; None if it has."""
     try:
-        here = json.loads((folder / "recipe.json").read_text())
+        here = _completed(json.loads((folder / "recipe.json").read_text()))
         told, wanted = (_trained(record) for record in (here, asked))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return "no run"

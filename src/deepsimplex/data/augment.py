@@ -63,10 +63,17 @@ class Views:
     """Which views of an image are scored together, by their mean output."""
 
     mirror: bool = False  # it and its mirror image
-    shift: int = 0  # it and, moved by so many pixels over black, its eight neighbours
+    shift: int = 0  # it, and moved by so many pixels over black in eight directions
+
+    @property
+    def count(self) -> int:
+        return (2 if self.mirror else 1) * (9 if self.shift else 1)
 
     def of(self, images: Tensor) -> Iterator[Tensor]:
-        """images (n, c, h, w), the middle one first; vectors have one view."""
+        """images (n, c, h, w), as they are first; vectors have one view."""
+        if images.ndim != 4:
+            yield images
+            return
         if not self.shift:
             moved: Iterator[Tensor] = iter([images])
         else:

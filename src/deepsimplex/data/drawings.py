@@ -18,9 +18,12 @@ _CROSS = torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]).view(
 
 def suited(background: Tensor, knowns: Tensor) -> Tensor:
     """The background as it is, or `drawn` where the knowns are drawings and it is not."""
-    if drawings(knowns) and not drawings(background):
-        return drawn(background, knowns)
-    return background
+    return drawn(background, knowns) if apart(background, knowns) else background
+
+
+def apart(background: Tensor, knowns: Tensor) -> bool:
+    """Whether the knowns are drawings and the background is not."""
+    return drawings(knowns) and not drawings(background)
 
 
 def drawings(images: Tensor) -> bool:
