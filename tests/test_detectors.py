@@ -30,7 +30,7 @@ from deepsimplex.errors import DeepSimplexError, MissingExtraError, ModelFileErr
 from deepsimplex.fitting import fit_model
 from deepsimplex.frozen import compute_features
 from deepsimplex.lanes import drive
-from deepsimplex.methods import build_method, settings_for
+from deepsimplex.methods import METHODS, build_method, settings_for
 from deepsimplex.model import Model, _pack
 from deepsimplex.recipes import digits_recipe
 
@@ -203,6 +203,33 @@ def test_logit_scores_of_dsc(name, models, data, no_library):
     softmax = models["softmax"].method
     own = inference.scores(softmax, data[0], name)[1][name]
     assert torch.allclose(fit_detector(name, softmax, *data, 3).knownness(data[0]), own, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_scores_of_logits_and_of_features_say_something_for_every_row(name, data, no_library):
+    images, labels = data
+    settings = METHODS[name].settings
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        method = build_method(name, "small", tuple(images.shape[1:]), 3, settings)
+    method.encoder.normalise.fit(images)
+    if name in PAIRS:  # their centres are means of training features
+        method = fit_model(images, labels, list("abc"), toys.quick(name, 1), device="cpu").method
+    method.eval()
+    for score in ("max_logit", "max_probability", "energy", "neg_entropy", "nearest"):
+        if score in method.scores:
+            continue
+        if score == "energy" and name in ("gcpl", "basis", *PAIRS):
+            with pytest.raises(DeepSimplexError, match="logits for the score 'energy'; got dist"):
+                check_score(method, score)
+            continue
+        check_score(method, score)
+        known = fit_detector(score, method, images, labels, 3).knownness(images)
+        assert known.isfinite().all()
+        assert known.std() > 1e-12 * known.abs().max()
+
+
+PAIRS = ("contrastive", "triplet", "triplet-semihard")
 
 
 @pytest.mark.parametrize("views", [Views(), Views(True), Views(False, 1), Views(True, 2)])

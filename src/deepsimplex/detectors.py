@@ -149,6 +149,12 @@ def check_score(method: Method, score: str) -> None:
             repr(score),
             f"did you mean {close[0]!r}?" if close else "choose one of them",
         )
+    if score == "energy" and {*method.scores} <= {"distance", "max_probability"}:
+        raise DeepSimplexError(
+            "logits for the score 'energy'",
+            "distances, whose energy is largest between the centres",
+            "choose another, e.g. nearest or neg_entropy",
+        )
     row = DETECTORS[score]
     _library_class(score, row)
     if row.head and not any(p.is_meta for p in method.parameters()):
@@ -269,9 +275,10 @@ def _library_class(name: str, row: Row) -> Any:
 
 
 def _logits(method: Method) -> LinearHead:
-    """The method's linear head, or its default score without W and b."""
+    """The method's linear head, or without W and b its first score but log p, whose energy is 0."""
     found = linear_head(method)
-    return found or LinearHead(method.scores[0], torch.zeros(0, 0), torch.zeros(0))
+    first = next((name for name in method.scores if name != "max_probability"), method.scores[0])
+    return found or LinearHead(first, torch.zeros(0, 0), torch.zeros(0))
 
 
 def _need_head(name: str, method: Method) -> LinearHead:
