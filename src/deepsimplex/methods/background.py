@@ -170,7 +170,8 @@ class EnergyTuned(LinearLogits):
     """Cross-entropy on the knowns, then some epochs of it with hinges on the energy.
 
     L = mean(−log p_y) + λ (mean [E − m_in]₊² + mean_background [m_out − E]₊²), at a small rate
-    that falls by a cosine to a thousandth of itself (Liu et al. 2020).
+    that falls by a cosine to a thousandth of itself (Liu et al. 2020). While it is tuned, the
+    encoder's normalisation stays as it was trained.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: EnergySettings) -> None:

@@ -4,7 +4,8 @@ The authors' code was not to be had; formulas and defaults are from memory [K]. 
 the paper, extreme values of matched and unmatched errors, is replaced by the threshold that every
 row has. Whoever evaluated it again (Perera et al., 2020) found it far below its own table [K].
 The decoder starts from the encoder's features: where those are means over a map, places are lost,
-so on the benchmarks it has OSRCI's flat ones.
+so on the benchmarks it has OSRCI's flat ones. Batches are the recipe's, not 64, and the decoder's
+rate falls by the recipe's cosine.
 """
 
 from __future__ import annotations

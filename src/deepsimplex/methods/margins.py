@@ -271,7 +271,8 @@ def energy(weight: Tensor, power: int, half_space: bool = False) -> Tensor:
     """mean_{i≠j} of −log r², 1/r or 1/r² for power 0, 1, 2; r = ‖ŵ_i − ŵ_j‖; (C, d) → ().
 
     r² = 2 − 2cosθ: differences of all pairs would not fit in memory. In half-space form every w
-    has −w beside it. 1/r² is (C−1)/2C at the simplex.
+    has −w beside it. 1/r² is (C−1)/2C at the simplex. Against overflow r² is at least 1e-4; the
+    authors' code has 1e-4 beside the norms instead.
     """
     directions = _unit(weight)
     if half_space:

@@ -82,7 +82,8 @@ class CAC(Method):
 
     After training, the mean logits of each class's correctly classified training images take the
     anchors' place. (The authors add those of the flipped images; a flipped digit is no digit.)
-    Scores −min_j γ_j and −min_j d_j.
+    Scores −min_j γ_j and −min_j d_j. α and λ are the authors'; they train in two steps of rate and
+    keep the epoch with the least anchor loss on a validation split, here the recipe's last counts.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: CACSettings) -> None:
