@@ -54,7 +54,7 @@ def check_request(
         raise DeepSimplexError(
             f"a shift below the image's {min(shape[1:])} pixels",
             f"{recipe.shift}",
-            "lower it, or 0",
+            "lower it",
         )
     if not 0 < radius < np.inf:
         raise DeepSimplexError("a radius above 0", repr(radius), "it is a unit of length")
