@@ -163,10 +163,11 @@ SHIFT = 2
 
 
 def moved(recipe: Recipe) -> Recipe:
-    """Scored by the mean output of an image and of it moved in eight directions, and of their
-    mirror images where training mirrors.
+    """Scored by the mean output of an image and of it moved in eight directions, where training
+    moves, and of their mirror images, where it mirrors.
     """
-    return dataclasses.replace(recipe, mirror="flip" in recipe.augment, shift=SHIFT)
+    shift = SHIFT if "crop" in recipe.augment else 0
+    return dataclasses.replace(recipe, mirror="flip" in recipe.augment, shift=shift)
 
 
 WITH_BACKGROUND = 160
