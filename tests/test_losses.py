@@ -128,6 +128,20 @@ def test_no_gradient_flows_through_the_automatic_margin():
     assert torch.equal(f.grad, fixed.grad)
 
 
+def test_eq6_has_no_gradient_inside_its_ball():
+    """Outside √m it is eq. 4's, 2(f − v)/n; inside it is exactly 0."""
+    simplex, centres, f, y, _ = problem(5, 4, "regular", 0)
+    own = torch.from_numpy(centres)[y]
+    away = torch.linspace(0.95, 1.05, len(f), dtype=torch.float64)[:, None]
+    away = away * torch.nn.functional.normalize(f.detach())  # in units of √m
+    given = (own + 0.8**0.5 * away).requires_grad_()
+    losses.hinge_loss(simplex, given, y, 0.8).backward()
+    inside = away.norm(dim=1) < 1
+    assert 0 < inside.sum() < len(f)
+    assert not given.grad[inside].any()
+    assert torch.allclose(given.grad[~inside], (2 * 0.8**0.5 * away / len(f))[~inside])
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(2, 9),

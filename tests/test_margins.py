@@ -184,6 +184,20 @@ def test_pytorch_metric_learning_agrees(name):
     assert torch.allclose(gradients[0][1], gradients[1][1].T, rtol=1e-4, atol=1e-8)
 
 
+def test_pytorch_metric_learnings_regularface_agrees():
+    library = pytest.importorskip("pytorch_metric_learning.regularizers")
+    weight = batch(count=7).images
+    values, gradients = [], []
+    for term in (regularity, library.RegularFaceRegularizer()):
+        given = weight.clone().requires_grad_()
+        value = term(given)
+        value.backward()
+        values.append(value.detach())
+        gradients.append(given.grad)
+    assert torch.allclose(*values, rtol=1e-9)
+    assert torch.allclose(*gradients, rtol=1e-6, atol=1e-12)
+
+
 # What must hold
 
 

@@ -63,16 +63,18 @@ def test_losses_of_logits():
         assert value == pytest.approx(expected)
 
 
+def linear(weight, *after):
+    """x → x·weight of flattened x."""
+    layer = nn.Linear(*weight.shape, bias=False)
+    layer.weight = nn.Parameter(torch.from_numpy(weight.T).float())
+    return nn.Sequential(nn.Flatten(), layer, *after)
+
+
 def test_losses_of_the_gan():
     method = built(latent=5, adversarial=0.3, penalty=2.0)
     inverse, paint, judge = random(64, 5), random(5, 64, seed=1), random(64, seed=2) / 5
-    for name, weight in (("inverse", inverse), ("generator", paint), ("critic", judge[:, None])):
-        layer = nn.Linear(*weight.shape, bias=False)
-        layer.weight = nn.Parameter(torch.from_numpy(weight.T).float())
-        parts = [nn.Flatten(), layer]
-        if name == "generator":
-            parts.append(nn.Unflatten(1, (1, 8, 8)))
-        setattr(method, name, nn.Sequential(*parts))
+    method.inverse, method.critic = linear(inverse), linear(judge[:, None])
+    method.generator = linear(paint, nn.Unflatten(1, (1, 8, 8)))
     real = random(6, 64, seed=3)
     some = Batch(torch.from_numpy(real).float().view(6, 1, 8, 8), torch.arange(6) % 3, None, 0)
     expected = oracles.critic_and_painter(real, inverse, paint, judge, 0.3, 2.0)
@@ -92,6 +94,26 @@ def test_latent_steps():
         expected = oracles.counterfactual(z, weight, bias, 7, 0.2, 0.4)
         assert np.allclose(got, expected, atol=1e-5)
     assert not found.requires_grad
+
+
+def test_painted_counterfactuals_against_loops():
+    """E, G and C_K linear: the codes of the first share of a batch take the settings' steps."""
+    method = built(latent=5, share=0.5, steps=7, step_size=0.2, distance=0.6)
+    inverse, paint, told = random(64, 5), random(5, 64, seed=1), random(64, 3, seed=2) / 9
+    method.inverse = linear(inverse)
+    method.generator = linear(paint, nn.Unflatten(1, (1, 8, 8)))
+    method.closed = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    method.closed[1].weight = nn.Parameter(torch.from_numpy(told.T).float())
+    bias = method.closed[1].bias.detach().numpy()
+    real = random(6, 64, seed=3)
+    painted, kept = method.paint_unknowns(torch.from_numpy(real).float().view(6, 1, 8, 8))
+    assert kept.tolist() == [1, 1, 1]
+    for x, got in zip(real, painted.flatten(1), strict=False):
+        code = x @ inverse
+        start = code / np.linalg.norm(code)
+        code = oracles.counterfactual(start, paint @ told, bias, 7, 0.2, 0.6)
+        assert np.linalg.norm(code - start) > 0.1
+        assert np.allclose(got, code @ paint, atol=1e-4)
 
 
 def test_codes_between():
@@ -206,6 +228,18 @@ def test_scores():
     sure = method.knownness(far, "difference")
     assert sure[1] > sure[0] > sure[2] > sure[3]
     assert torch.equal(log_odds(far.double()).argmax(1)[:3], torch.zeros(3, dtype=torch.int64))
+
+
+def test_scores_rise_with_the_energy():
+    """Of logits alike but for a constant, all that is left to tell them apart is logΣe^z."""
+    method, logits = built(), 3 * random(200, 3)
+    known = method.knownness(torch.from_numpy(logits), "energy")
+    rest = [-oracles.open_probabilities(row)[-1] for row in logits]
+    assert np.array_equal(known.argsort(), np.argsort(rest))
+    for row in logits[:20]:
+        lifted = torch.from_numpy(row + np.linspace(-30, 15, 50)[:, None])
+        for score in method.scores:
+            assert (method.knownness(lifted, score).diff() > 0).all()
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,10 @@ def test_scores_against_loops():
     gamma = oracles.cac_rejection(z.numpy(), cac.centres.double().numpy())
     assert np.allclose(cac.class_scores(z, "rejection"), -gamma, rtol=1e-12)
     assert np.allclose(cac.knownness(z, "rejection"), -gamma.min(1), rtol=1e-12)
+    centres = cac.centres.double().numpy()
+    far = np.array([[oracles.squared_distance(a, c) ** 0.5 for c in centres] for a in z.numpy()])
+    assert np.allclose(cac.class_scores(z, "distance"), -far, rtol=1e-12)
+    assert np.allclose(cac.knownness(z, "distance"), -far.min(1), rtol=1e-12)
     gcpl = build_method("gcpl", "mlp", (6,), 4, GCPLSettings(temperature=0.5)).double()
     f = outputs_of(gcpl)
     logits = {"gcpl": lambda f, p: -oracles.mean_squares(f, p), "rpl": oracles.mean_squares}

@@ -1,5 +1,7 @@
 """Rows that paint images: C2AE, CROSR, GDFR."""
 
+import math
+
 import numpy as np
 import oracles
 import pytest
@@ -155,6 +157,51 @@ def test_crosr_loss_and_score():
     known = unknown_odds(openmax_logits(outputs[:, :3], w, 10))
     assert np.allclose(array(method.knownness(outputs, "openmax")), array(known), rtol=1e-4)
     assert np.allclose(array(method.knownness(outputs, "max_logit")), logits.max(1))
+
+
+def test_crosr_tails_and_probabilities_against_loops():
+    """An image is its row of [y, z]: two of three logits are re-weighted, tails hold three."""
+    torch.manual_seed(0)
+    settings = CROSRSettings(latent=2, tail=3, alpha=2)
+    method = build_method("crosr", "small", (1, 8, 8), 3, settings).double()
+    method.forward = lambda images: images
+    random, labels = np.random.default_rng(0), np.arange(90) % 3
+    logits = random.normal(size=(90, 3)) + 2 * np.eye(3)[labels]
+    latents = 0.1 * random.gamma(2, size=(90, 2)) + 0.1 * labels[:, None]
+    rows = torch.from_numpy(np.concatenate([logits, latents], 1))
+    sample = Batch(rows, torch.from_numpy(labels), None, torch.tensor(0))
+    method.fit_detector(lambda: iter([sample]))
+    unit = oracles.crosr_unit(logits, latents)
+    assert float(method.unit) == pytest.approx(unit, rel=1e-9)
+    right = logits.argmax(1) == labels
+    assert 60 < right.sum() < 90
+    far = oracles.crosr_distances(logits, latents, labels.tolist(), unit, 3)
+    for j, (tau, scale, shape) in enumerate(method.tails.tolist()):
+        largest = sorted(far[right & (labels == j), j])[-3:]
+        assert tau == pytest.approx(largest[0], rel=1e-5)  # the means are float32
+        best = oracles.weibull_likelihood(largest, tau, scale, shape)
+        for by in (0.02, -0.02):
+            moved = scale + by * scale / shape
+            assert oracles.weibull_likelihood(largest, tau, scale, shape * (1 + by)) < best
+            assert oracles.weibull_likelihood(largest, tau, moved, shape) < best
+    new = random.normal(size=(30, 3)) + 3 * np.eye(3)[np.arange(30) % 3]
+    painted = 0.4 * random.random((30, 2))
+    outputs = np.concatenate([new, painted], 1)
+    # Means of the training rows, distances of the new ones.
+    means = [
+        np.concatenate([logits, unit * latents], 1)[right & (labels == j)].mean(0) for j in range(3)
+    ]
+    known = array(method.knownness(torch.from_numpy(outputs), "openmax"))
+    some = 0
+    for row, z, value in zip(np.concatenate([new, unit * painted], 1), new, known, strict=True):
+        d = [math.sqrt(oracles.squared_distance(row, mean)) for mean in means]
+        w = [
+            oracles.weibull_cdf(x, *tail) for x, tail in zip(d, method.tails.tolist(), strict=True)
+        ]
+        some += 0.01 < w[int(np.argmax(z))] < 0.99
+        p = oracles.openmax(z, w, 2)[0]
+        assert value == pytest.approx(math.log((1 - p) / p), abs=1e-3)
+    assert some > 3  # not all are wholly in or out
 
 
 def class_means(features, labels):

@@ -1,5 +1,7 @@
 """Joint labels of class and turn."""
 
+import numpy as np
+import oracles
 import pytest
 import torch
 
@@ -50,6 +52,28 @@ def test_the_loss_is_the_inner_loss_of_turned_images():
     method.load_state_dict(method.state_dict())
     want = method.inner.loss(Batch(moved, labels + 3 * turn, others, torch.tensor(0)))
     assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_the_loss_is_eq7_on_four_vertices_a_class():
+    torch.manual_seed(0)
+    method = build_method("dsc-turned", "small", (1, 8, 8), 3, None).double().eval()
+    images = torch.randint(0, 255, (30, 1, 8, 8), dtype=torch.uint8)
+    known, others, labels = images[:18], images[18:], torch.arange(18) % 3
+    torch.manual_seed(1)
+    turns = [torch.randint(0, 4, (len(some),)).tolist() for some in (known, others)]
+    assert all(len(set(turn)) == 4 for turn in turns)
+
+    def features(some, turn):
+        views = [np.rot90(x, k, (1, 2)) for x, k in zip(some.numpy(), turn, strict=True)]
+        return method.inner(torch.from_numpy(np.stack(views))).detach().numpy()
+
+    joint = [y + 3 * k for y, k in zip(labels.tolist(), turns[0], strict=True)]
+    centres = oracles.simplex_centres(12, 11, "regular")
+    expected = oracles.eq7(features(known, turns[0]), joint, centres)
+    expected += np.mean([b @ b for b in features(others, turns[1])])
+    torch.manual_seed(1)
+    value = float(method.loss(Batch(known, labels, others, torch.tensor(0))).detach())
+    assert value == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("net", "shape"), [("mlp", (6,)), ("small", (1, 8, 10))])

@@ -266,6 +266,9 @@ def _check_problem(
     background: Tensor | None,
     parts: Sequence[Tensor],
 ) -> None:
+    if labels.is_floating_point():
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise DeepSimplexError("labels as whole numbers from 0", kind, "number the classes")
     smallest, largest = (int(v) for v in torch.aminmax(labels)) if len(labels) else (0, 0)
     if smallest < 0 or largest >= len(names):
         raise DeepSimplexError(
@@ -282,4 +285,5 @@ def _check_problem(
             "background that is none of the known images", f"{known} of them", "leave those out"
         )
     if len(background) == 0 or not background.isfinite().all():
-        raise DeepSimplexError("background images of finite numbers", "none", "check them")
+        got = "NaN or infinity" if len(background) else "no image"
+        raise DeepSimplexError("background images of finite numbers", got, "check them")

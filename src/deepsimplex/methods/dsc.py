@@ -140,11 +140,9 @@ class DSC(Method):
                 known = known + settings.blend * losses.simplex_loss(s, features, y, check=False)
         else:
             known = losses.simplex_loss(s, features, y, check=False)
-            if settings.loss == "literal":
-                known = settings.radius**2 * known
-        if background is None:
-            return known
-        return known + settings.background_weight * self._background(features, y, background)
+        if background is not None:
+            known = known + settings.background_weight * self._background(features, y, background)
+        return settings.radius**2 * known if settings.loss == "literal" else known
 
     def _background(self, features: Tensor, labels: Tensor, background: Tensor) -> Tensor:
         if self.settings.background == "centroid":
