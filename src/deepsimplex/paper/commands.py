@@ -38,8 +38,8 @@ Recipes = Annotated[
     str,
     typer.Option(
         "--recipe",
-        help="common, whole (no dropout), long, strong; strong-whole; by many views moved and "
-        "whole-moved (docs/decisions/0015).",
+        help="common, long, strong, strong-whole, whole (these two without dropout), moved and "
+        "whole-moved (the same by many views; docs/decisions/0015).",
     ),
 ]
 
