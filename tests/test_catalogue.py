@@ -1,12 +1,16 @@
 """`deepsimplex methods`."""
 
 import json
+import statistics
+from pathlib import Path
 
 import pytest
 
 from deepsimplex import catalogue
 from deepsimplex.cli import run
 from deepsimplex.methods import METHODS
+
+RECORD = Path(__file__).parents[1] / "results/compare-digits-arpl-all.json"
 
 
 def test_every_row_is_listed_with_what_a_reader_asks(capsys):
@@ -16,12 +20,22 @@ def test_every_row_is_listed_with_what_a_reader_asks(capsys):
     for record in records.values():
         assert all(record[key] for key in ("family", "about", "cite", "defaults", "scores"))
         assert sum(record["stages"].values()) >= catalogue.EPOCHS
-        assert record["cost"] is None or record["cost"] > 0
+        assert record["cost"] > 0
     assert records["entropic"]["background"] == "needed"
     assert records["dsc"]["background"] == "used if given"
     assert records["softmax"]["background"] == "not used"
     assert records["softmax"]["cost"] == pytest.approx(1)
     assert list(records["c2ae"]["stages"]) == ["fit", "decode"]
+
+
+def test_the_record_on_digits_has_every_row_above_chance_and_its_cost():
+    kept = json.loads(RECORD.read_text())["methods"]
+    assert set(kept) == set(METHODS)
+    shown = {record["method"]: record["cost"] for record in catalogue.catalogue()}
+    middle = {name: statistics.median(r["seconds"] for r in rows) for name, rows in kept.items()}
+    for name, rows in kept.items():
+        assert all(r["auroc"] > 0.6 and r["accuracy"] > 0.9 for r in rows), name
+        assert shown[name] == pytest.approx(middle[name] / middle["softmax"], abs=0.006)
 
 
 SCORED_BY = {
