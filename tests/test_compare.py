@@ -84,6 +84,7 @@ def test_what_was_held_out_and_mirror_images(tmp_path):
     assert both["auroc_mirrored"] is None
     assert once["auroc_mirrored"] == both["auroc"] != once["auroc"]
     assert once["auroc_one_view"] is None
+    assert [(r["mirror"], r["shift"]) for r in (once, both)] == [(False, 0), (True, 0)]
     assert both["auroc_one_view"] == once["auroc"]
     moved = run("moved", shift=1)
     assert moved["auroc_one_view"] == plain["auroc"] != moved["auroc"]

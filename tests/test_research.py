@@ -110,6 +110,19 @@ def test_another_comparison_is_written_beside_the_first(tmp_path, capsys):
     assert len(record["methods"]["dsc"]) == 2
 
 
+def test_other_views_are_another_comparison(tmp_path):
+    about = {"trial": "digits/arpl/0", "seed": 0, "epochs": 1, "score": "dot"}
+
+    def record(**views):
+        return {"methods": {"dsc": [about | views]}}
+
+    stem, beside = tmp_path / "compare", tmp_path / "compare-2"
+    (tmp_path / "compare.json").write_text(json.dumps(record()))  # of before there were views
+    assert research._place(record(mirror=False, shift=0), stem) == stem
+    assert research._place(record(mirror=False, shift=2), stem) == beside
+    assert research._place(record(mirror=True, shift=0), stem) == beside
+
+
 def test_compare_on_digits_with_a_background_folder(tmp_path, capsys):
     for i, image in enumerate(toys.unknown_pictures(6)):
         Image.fromarray(image[..., 0]).save(tmp_path / f"{i}.png")
