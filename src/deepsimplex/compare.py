@@ -132,13 +132,13 @@ def running(
         images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
         how: Any = {"score": score, "keep": keep, "calibration": to_tensor(trial.calibration[0])}
         alike = [donor for donor in donors if unlike(donor, run.asked) is None]
-        borrowed = next((found for d in alike if (found := _borrowed(d, where))), None)
+        borrowed = next(
+            (found for d in alike if (found := _borrowed(d, recipe.views, where))), None
+        )
         commit, trained_by = code_commit(), None
         if borrowed is not None:
             model, commit, trained_by = borrowed
-            model = scored(
-                model.by_views(recipe.views), images, labels, **how, feature_cache=start.cache
-            )
+            model = scored(model, images, labels, **how, feature_cache=start.cache)
         else:
             model = yield from fitting(
                 images,
@@ -197,13 +197,15 @@ def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
     ]
 
 
-def _borrowed(donor: Path, where: torch.device) -> tuple[Model, str | None, str] | None:
+def _borrowed(
+    donor: Path, views: Views, where: torch.device
+) -> tuple[Model, str | None, str] | None:
     """A finished run's model, the commit that trained it, and its name; None if it cannot be read.
 
     A file of another version of its method cannot.
     """
     try:
-        model = Model.load(donor / "model.safetensors", str(where))
+        model = Model.load(donor / "model.safetensors", str(where)).by_views(views)
         commit = json.loads((donor / "results.json").read_text())["commit"]
     except (OSError, ValueError, LookupError):  # a DeepSimplexError is a ValueError
         return None
