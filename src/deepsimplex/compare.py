@@ -131,10 +131,7 @@ def running(
             return run.results
         images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
         how: Any = {"score": score, "keep": keep, "calibration": to_tensor(trial.calibration[0])}
-        alike = [donor for donor in donors if unlike(donor, run.asked) is None]
-        borrowed = next(
-            (found for d in alike if (found := _borrowed(d, recipe.views, where))), None
-        )
+        borrowed = _borrowed(donors, run.asked, recipe.views, where)
         commit, trained_by = code_commit(), None
         if borrowed is not None:
             model, commit, trained_by = borrowed
@@ -198,18 +195,20 @@ def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
 
 
 def _borrowed(
-    donor: Path, views: Views, where: torch.device
+    donors: Sequence[Path], asked: dict[str, Any], views: Views, where: torch.device
 ) -> tuple[Model, str | None, str] | None:
-    """A finished run's model, the commit that trained it, and its name; None if it cannot be read.
-
-    A file of another version of its method cannot.
+    """Of the first finished run that trained what is asked: its model, by these views, the commit
+    that trained it, and its name. A file of another version of its method cannot be read.
     """
-    try:
-        model = Model.load(donor / "model.safetensors", str(where)).by_views(views)
-        commit = json.loads((donor / "results.json").read_text())["commit"]
-    except (OSError, ValueError, LookupError):  # a DeepSimplexError is a ValueError
-        return None
-    return model, commit, f"{donor.parent.name}/{donor.name}"
+    for donor in donors:
+        if unlike(donor, asked) is None:
+            try:
+                model = Model.load(donor / "model.safetensors", str(where)).by_views(views)
+                commit = json.loads((donor / "results.json").read_text())["commit"]
+            except (OSError, ValueError, LookupError):  # a DeepSimplexError is a ValueError
+                continue
+            return model, commit, f"{donor.parent.name}/{donor.name}"
+    return None
 
 
 def _accuracy(model: Model, images: np.ndarray, labels: np.ndarray) -> float:
