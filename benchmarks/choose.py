@@ -17,26 +17,30 @@ knn50", standardised on the held-out knowns. What did not win is gone from the c
 e37545a, "sphere" and "mixed" (directions and mixtures, after SpHOR) in f1c8a77, "double" and
 "resized" (two operations, windows resized) in 36e19f9. Up to 1a6cb63 `--outside` took all unknown
 images, since then every third or, with CIFAR+N, every sixth. The own score is also taken of many
-views and, with `--seeds`, of the mean output of a fold's nets.
+views, where training moves (up to f76bbed of others too: moved by 1 and by 4, random crops, as in
+training) and, with `--seeds`, of the mean output of a fold's nets.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import math
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from deepsimplex import engine, inference, metrics
 from deepsimplex.data.archives import load_official
-from deepsimplex.data.augment import Views, augment
+from deepsimplex.data.augment import Views
 from deepsimplex.data.background import Background, load_background
 from deepsimplex.data.protocols import BENCHMARKS, Trial, leave_out_trials, split_trial, splits
 from deepsimplex.data.resize import fit
@@ -114,23 +118,39 @@ def encoded(method: Method, images: Tensor, mirror: bool) -> tuple[Tensor, Tenso
     return features, outputs
 
 
-VIEWS = {
-    "moved 1": Views(True, 1),
-    "moved 2": Views(True, 2),
-    "moved 4": Views(True, 4),
-    "moved 2, not mirrored": Views(False, 2),
-}
-"""Views whose mean output is scored too, beside an image and its mirror."""
+def bent(images: Tensor) -> Iterator[Tensor]:
+    """An image a tenth larger, a tenth smaller, turned by 7° either way; mirror images too."""
+    n, _, h, w = images.shape
+    for scale, degrees in ((1.1, 0), (0.9, 0), (1.0, 7), (1.0, -7)):
+        angle = math.radians(degrees)
+        rows = [[math.cos(angle), -math.sin(angle), 0], [math.sin(angle), math.cos(angle), 0]]
+        matrix = torch.tensor(rows, device=images.device) / scale
+        grid = F.affine_grid(matrix.expand(n, 2, 3), [n, 1, h, w], align_corners=False)
+        view = F.grid_sample(images.float(), grid, align_corners=False).round().to(torch.uint8)
+        yield view
+        yield view.flip(-1)
 
 
-def augmented(method: Method, images: Tensor, how: str, count: int) -> Tensor:
-    """Mean output over random views, as in training."""
+def by_views(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
+    """AUROC of many views: by their mean output, by the mean and the lower quartile of their own
+    scores, and with views that are bent too.
+    """
     where = next(method.parameters()).device
-    pixels = images.to(where)
-    rows = torch.arange(len(pixels), device=where)
-    return torch.stack(
-        [inference.outputs(method, augment(pixels, rows, how)) for _ in range(count)]
-    ).mean(0)
+    many = Views(True, 2)
+    outputs: list[list[Tensor]] = []
+    for side in sides:
+        pixels = side.to(where)
+        every = itertools.chain(many.of(pixels), bent(pixels))
+        outputs.append([inference.outputs(method, view) for view in every])
+    moved = [torch.stack(side[: many.count]) for side in outputs]
+    also = [torch.stack(side) for side in outputs]
+    known = [torch.stack([method.knownness(v.to(where), score) for v in side]) for side in moved]
+    return {
+        f"{score} moved 2": _auroc(method, score, [side.mean(0) for side in moved]),
+        f"{score} moved 2 and bent": _auroc(method, score, [side.mean(0) for side in also]),
+        f"{score} moved 2, mean score": _rank([side.mean(0) for side in known]),
+        f"{score} moved 2, lower quartile": _rank([side.quantile(0.25, 0) for side in known]),
+    }
 
 
 @torch.no_grad()
@@ -201,12 +221,8 @@ def job(
             pair = known[score].cpu().numpy(), unknown[score].cpu().numpy()
             aurocs[score + end] = metrics.auroc(*pair)
     own, sides = model.score, (trial.known_test[0], trial.unknown_test)
-    for view, views in VIEWS.items():
-        means = [inference.outputs(model.method, to_tensor(s), views=views) for s in sides]
-        aurocs[f"{own} {view}"] = _auroc(model.method, own, means)
-    for words in ("crop+flip", "strong+crop+flip"):
-        means = [augmented(model.method, to_tensor(side), words, 16) for side in sides]
-        aurocs[f"{own} {words} 16"] = _auroc(model.method, own, means)
+    if "crop" in how:
+        aurocs |= by_views(model.method, own, [to_tensor(side) for side in sides])
     record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record
@@ -215,8 +231,12 @@ def job(
 def _auroc(method: Method, score: str, outputs: list[Tensor]) -> float:
     """Of knowns' and unknowns' outputs."""
     where = next(method.parameters()).device
-    known, unknown = (method.knownness(side.to(where), score) for side in outputs)
-    return metrics.auroc(known.double().cpu().numpy(), unknown.double().cpu().numpy())
+    return _rank([method.knownness(side.to(where), score) for side in outputs])
+
+
+def _rank(sides: list[Tensor]) -> float:
+    known, unknown = (side.double().cpu().numpy() for side in sides)
+    return metrics.auroc(known, unknown)
 
 
 def committee(records: list[dict[str, Any]]) -> dict[int, float]:
