@@ -133,7 +133,8 @@ def bent(images: Tensor) -> Iterator[Tensor]:
 
 def by_views(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
     """AUROC of many views: by their mean output, by the mean and the lower quartile of their own
-    scores, and with views that are bent too.
+    scores, with views that are bent too, and by the mean output's score as it compares with that
+    of held-out knowns of the predicted class.
     """
     where = next(method.parameters()).device
     many = Views(True, 2)
@@ -145,12 +146,40 @@ def by_views(method: Method, score: str, sides: list[Tensor]) -> dict[str, float
     moved = [torch.stack(side[: many.count]) for side in outputs]
     also = [torch.stack(side) for side in outputs]
     known = [torch.stack([method.knownness(v.to(where), score) for v in side]) for side in moved]
+    means = [side.mean(0).to(where) for side in moved]
+    named = [method.class_scores(side, score).argmax(1) for side in means]
+    one = [method.knownness(side, score) for side in means]
     return {
+        f"{score} moved 2, standardised": _rank(by_class(one, named, spread=True)),
+        f"{score} moved 2, less its class's mean": _rank(by_class(one, named, spread=False)),
         f"{score} moved 2": _auroc(method, score, [side.mean(0) for side in moved]),
         f"{score} moved 2 and bent": _auroc(method, score, [side.mean(0) for side in also]),
         f"{score} moved 2, mean score": _rank([side.mean(0) for side in known]),
         f"{score} moved 2, lower quartile": _rank([side.quantile(0.25, 0) for side in known]),
     }
+
+
+def by_class(scores: list[Tensor], named: list[Tensor], *, spread: bool) -> list[Tensor]:
+    """Knowns' and unknowns' scores less the mean, over the standard deviation, of the knowns that
+    are given the same class: of the other half of them for a known.
+    """
+    (known, unknown), (mine, others) = scores, named
+    half = torch.arange(len(known), device=known.device) % 2 == 0
+
+    def moments(part: Tensor, label: int) -> tuple[Tensor, Tensor]:
+        of = known[part & (mine == label)]
+        return of.mean(), of.std() if spread else torch.ones_like(of[0])
+
+    known_new, unknown_new = known.clone(), unknown.clone()
+    for label in mine.unique().tolist():
+        for part in (half, ~half):
+            mean, sd = moments(~part, label)
+            at = part & (mine == label)
+            known_new[at] = (known[at] - mean) / sd
+        mean, sd = moments(half | ~half, label)
+        at = others == label
+        unknown_new[at] = (unknown[at] - mean) / sd
+    return [known_new, unknown_new]
 
 
 @torch.no_grad()
