@@ -276,6 +276,16 @@ def moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     return moved(strong_whole_recipe(method, augment, seed))
 
 
+def once_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """`moved_recipe` with one half cosine over all epochs."""
+    return dataclasses.replace(moved_recipe(method, augment, seed), restarts=0)
+
+
+def heavy_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """`once_recipe` with the benchmark recipe's decay."""
+    return dataclasses.replace(once_recipe(method, augment, seed), weight_decay=5e-4)
+
+
 def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The benchmark recipe without dropout, longer, scored by many views: for a background."""
     recipe = moved(whole_recipe(method, augment, seed))
@@ -289,6 +299,8 @@ BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "strong": strong_recipe,
     "strong-whole": strong_whole_recipe,
     "moved": moved_recipe,
+    "once": once_recipe,
+    "heavy": heavy_recipe,
     "whole-moved": whole_moved_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""
