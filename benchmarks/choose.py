@@ -168,6 +168,7 @@ def by_class(scores: list[Tensor], named: list[Tensor], *, spread: bool) -> list
 
     def moments(part: Tensor, label: int) -> tuple[Tensor, Tensor]:
         of = known[part & (mine == label)]
+        of = of if len(of) > 1 else known[part]
         return of.mean(), of.std() if spread else torch.ones_like(of[0])
 
     known_new, unknown_new = known.clone(), unknown.clone()
