@@ -282,11 +282,15 @@ def contrastive(features, labels, margin):
     return sum(sum(part) / len(part) for part in (pull, push)) / 2
 
 
-def triplet_batch_hard(features, labels, margin):
-    terms = []
+def triplet_batch_hard(features, labels, margin, count=4):
+    """Among `count` images of each class: the first of them, the next …"""
+    seen, part, terms = {}, [], []
+    for y in map(int, labels):
+        part.append(seen.get(y, 0) // count)
+        seen[y] = seen.get(y, 0) + 1
     for i, f in enumerate(features):
         d = [math.sqrt(squared_distance(f, g)) for g in features]
-        others = range(len(features))
+        others = [j for j in range(len(features)) if part[j] == part[i]]
         own = [d[j] for j in others if j != i and labels[j] == labels[i]]
         rest = [d[j] for j in others if labels[j] != labels[i]]
         if own and rest:
@@ -390,6 +394,15 @@ def critic_and_painter(real, inverse, paint, judge, adversarial, penalty):
         error += sum(abs(a - b) for a, b in zip(x, fake, strict=True)) / real.size
     slope = (math.sqrt(judge @ judge) - 1) ** 2
     return as_fake + adversarial * as_real + penalty * slope, error - adversarial * fooled
+
+
+def penalty_of_quadratic(real, fake, share, weight):
+    """mean (‖∇D‖ − 1)² between the two, for D = ½ Σ w x², whose slope is w x."""
+    total = 0.0
+    for x, y, u in zip(real, fake, share, strict=True):
+        slope = weight * (u * x + (1 - u) * y)
+        total += (math.sqrt(slope @ slope) - 1) ** 2 / len(real)
+    return total
 
 
 def counterfactual(start, weight, bias, steps, size, distance):

@@ -143,7 +143,8 @@ def test_energy_trains_first_and_tunes_a_tenth_at_a_small_rate():
     assert (fit.epochs, tune.epochs) == (90, 10)
     assert tune.background_batch == 256
     slow = tune.updates[0].optimiser
-    assert slow.learning_rate == 1e-3
+    assert (slow.kind, slow.learning_rate) == ("sgd", 1e-3)
+    assert (slow.momentum, slow.nesterov, slow.weight_decay) == (0.9, True, 5e-4)
     assert slow.schedule(0, 50) == pytest.approx(1.0)
     assert slow.schedule(50, 50) == pytest.approx(1e-3)
     assert fit.updates[0].optimiser is None

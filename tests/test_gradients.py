@@ -2,12 +2,22 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
+import toys
 from torch import nn
 from torch.autograd import gradcheck
 
-from deepsimplex.methods import METHODS, build_method, centres, margins, osrci, pairs
+from deepsimplex.methods import (
+    METHODS,
+    build_method,
+    centres,
+    margins,
+    osrci,
+    pairs,
+    settings_for,
+)
 from deepsimplex.methods import background as bg
 from deepsimplex.methods import prototypes as points
 from deepsimplex.methods.arpl_cs import sureness
@@ -107,6 +117,52 @@ def test_gradients_are_those_of_the_values(name):
     assert gradcheck(loss, given, eps=1e-6, atol=1e-6)
 
 
+OTHERWISE = {"arcface": "the gradient of its authors' code, which test_margins.py checks"}
+"""Rows whose gradient is not the loss's own, and why."""
+AT_WORK = {"energy": {"margin_out": -0.5}, "arpl-cs": {"confusion": 1e4}}
+"""Settings under which no term of a fresh net's gradient is 0, or lost beside the others."""
+
+
+def loss_at(method, begin, update, batch, directions, size):
+    """The update's loss from the state `begin`, its parameters moved by `size` along directions."""
+    method.load_state_dict(begin)
+    with torch.no_grad():
+        for parameter, direction in zip(update.parameters, directions, strict=True):
+            parameter.add_(size * direction)
+    torch.manual_seed(1)  # some draw
+    return update.loss(batch)
+
+
+@pytest.mark.parametrize(
+    ("name", "background"),
+    [
+        (name, background)
+        for name, row in METHODS.items()
+        for background in sorted({row.needs_background, row.uses_background})
+        if name not in OTHERWISE
+    ],
+)
+def test_every_update_descends_its_own_loss(name, background):
+    """Nothing that training moves is left out of a gradient: slopes against differences."""
+    torch.manual_seed(0)
+    settings = settings_for(name, AT_WORK.get(name, {}))
+    method = build_method(name, "small", (1, 8, 8), 3, settings).double().train()
+    images, labels = toys.tensors(*toys.pictures(12))
+    others = toys.tensors(toys.unknown_pictures(5), np.zeros(5))[0] if background else None
+    method.encoder.normalise.fit(images)
+    batch = Batch(images, labels, others, torch.tensor(10**5))
+    begin = {key: value.clone() for key, value in method.state_dict().items()}
+    for update in (update for stage in method.stages(3) for update in stage.updates):
+        directions = [(p.abs().mean() + 0.01) * torch.randn_like(p) for p in update.parameters]
+        at = method, begin, update, batch, directions
+        method.zero_grad()
+        loss_at(*at, 0.0).backward()
+        slope = sum((p.grad * d).sum() for p, d in zip(update.parameters, directions, strict=True))
+        step = 1e-6
+        rise = (loss_at(*at, step) - loss_at(*at, -step)).item() / (2 * step)
+        assert slope.item() == pytest.approx(rise, rel=1e-5, abs=1e-8), update.name
+
+
 def stages(name):
     method = build_method(name, "small", (1, 8, 8), 3)
     return method, {stage.name: stage for stage in method.stages(10)}
@@ -153,7 +209,21 @@ PUBLISHED = {
     "crosr": {"latent": 32, "reconstruction": 1.0, "tail": 20, "alpha": 10},
     "c2ae": {"match": 0.9},
     "gdfr": {"turn": 1.0},
-    "osrci": {"unknowns": "counterfactual", "latent": 64, "adversarial": 0.01, "penalty": 10.0},
+    "osrci": {
+        "unknowns": "counterfactual",
+        "latent": 64,
+        "adversarial": 0.01,
+        "penalty": 10.0,
+        "distance": 1.0,
+        # Ours, as its settings tell:
+        "gan_epochs": 0.5,
+        "gan_rate": 2e-4,
+        "open_epochs": 0.1,
+        "open_rate": 5e-5,
+        "share": 0.5,
+        "steps": 10,
+        "step_size": 0.01,
+    },
     "g-openmax": {"unknowns": "between", "ceiling": 0.5},
     "energy": {"weight": 0.1, "margin_in": -25.0, "margin_out": -7.0},
     "entropic": {"background_weight": "auto", "ring": 0.0, "bias": False},

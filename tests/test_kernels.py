@@ -204,6 +204,6 @@ def test_weight_gradients_beside_the_chain(times):
             loss.backward()
         return [conv.weight.grad.clone() for conv in convs]
 
-    with torch.backends.cudnn.flags(deterministic=True):
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True):
         here, beside_it = run(None), run(torch.cuda.Stream())
     assert all(torch.equal(a, b) for a, b in zip(here, beside_it, strict=True))

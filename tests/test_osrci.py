@@ -24,6 +24,7 @@ from deepsimplex.methods.osrci import (
     log_odds,
     one_vs_rest,
     open_cross_entropy,
+    slope_penalty,
     sphere,
     surprise,
 )
@@ -80,6 +81,19 @@ def test_losses_of_the_gan():
     expected = oracles.critic_and_painter(real, inverse, paint, judge, 0.3, 2.0)
     got = [float(loss(some).detach()) for loss in (method.critic_loss, method.paint_loss)]
     assert got == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_critics_slope_is_taken_between_real_and_painted():
+    generator = torch.Generator().manual_seed(3)
+    real, fake = torch.randn(2, 5, 1, 2, 3, generator=generator, dtype=torch.float64)
+    weight = torch.rand(1, 2, 3, generator=generator, dtype=torch.float64)
+    torch.manual_seed(4)
+    got = slope_penalty(lambda x: (weight * x.square()).flatten(1).sum(1) / 2, real, fake)
+    torch.manual_seed(4)
+    share = torch.rand_like(real[:, :1, :1, :1]).flatten().numpy()
+    flat = [part.flatten(1).numpy() for part in (real, fake)]
+    expected = oracles.penalty_of_quadratic(*flat, share, weight.flatten().numpy())
+    assert got.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_latent_steps():

@@ -118,6 +118,8 @@ class Plain:
         self.optimiser.zero_grad(set_to_none=True)
 
     def step(self, rate: float | Tensor) -> None:
+        if isinstance(self.rate, Tensor):
+            _lay(self.parameters)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.clip)
         if isinstance(self.rate, Tensor):
@@ -171,10 +173,7 @@ class Fused:
             leaf.grad = None
 
     def step(self, rate: float | Tensor) -> None:
-        for leaf in self.leaves:
-            if leaf.grad is not None and leaf.grad.stride() != leaf.stride():
-                # The kernels walk both as they lie in memory.
-                leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
+        _lay(self.leaves)
         self.descent.note([leaf.grad for leaf in self.leaves])
         if not torch.cuda.is_current_stream_capturing():
             self.settle()
@@ -208,6 +207,13 @@ def shadow_weights(
         for weight in method.parameters()
         if weight in convolutions & moved
     }
+
+
+def _lay(leaves: Sequence[Tensor]) -> None:
+    """Gradients as their leaves lie in memory: fused kernels, torch's too, walk both so."""
+    for leaf in leaves:
+        if leaf.grad is not None and leaf.grad.stride() != leaf.stride():
+            leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
 
 
 def _dense(tensor: Tensor) -> bool:

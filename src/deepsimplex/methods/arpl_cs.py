@@ -124,7 +124,7 @@ class ARPLCS(Method):
 
     def paint(self, batch: Batch) -> Tensor:
         """As many images as the batch has, in normalised units."""
-        code = torch.randn(len(batch.images), self.settings.latent, device=batch.images.device)
+        code = self.points.new_empty(len(batch.images), self.settings.latent).normal_()
         painted: Tensor = self.generator(code)
         return painted
 

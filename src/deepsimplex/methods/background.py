@@ -29,6 +29,7 @@ from deepsimplex.methods.base import (
     through_head,
 )
 from deepsimplex.methods.softmax import LinearLogits, logit_knownness
+from deepsimplex.simplex import wide
 
 Weight = float | Literal["auto"]
 """Of the background's mean against the knowns'; "auto" is 1/C: it counts as one class more."""
@@ -204,7 +205,7 @@ class EnergyTuned(LinearLogits):
         )
 
     def loss(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(self(batch.images).float(), batch.labels)
+        return F.cross_entropy(wide(self(batch.images)), batch.labels)
 
     def tuning_loss(self, batch: Batch) -> Tensor:
         known, background = _outputs(self, batch)
@@ -255,11 +256,11 @@ class BackgroundClass(Method):
 
 
 def _outputs(method: Method, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Outputs of knowns and background from one forward pass, float32."""
+    """Outputs of knowns and background from one forward pass, not in half precision."""
     known, background = known_and_background(method, batch)
     if background is None:
         raise DeepSimplexError("a batch with background", "none", "give background images")
-    return known.float(), background.float()
+    return wide(known), wide(background)
 
 
 def _background_weight(weight: Weight, classes: int) -> float:

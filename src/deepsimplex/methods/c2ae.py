@@ -29,6 +29,7 @@ from deepsimplex.methods.base import (
     through_head,
 )
 from deepsimplex.methods.networks import Generator, check_pictures
+from deepsimplex.simplex import wide
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class C2AE(Method):
         )
 
     def loss(self, batch: Batch) -> Tensor:
-        logits = through_head(self.head, self.encoder(batch.images)).float()
+        logits = wide(through_head(self.head, self.encoder(batch.images)))
         return F.cross_entropy(logits, batch.labels)
 
     def decoding_loss(self, batch: Batch) -> Tensor:

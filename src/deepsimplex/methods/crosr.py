@@ -37,6 +37,7 @@ from deepsimplex.methods.weibull import (
     tail_probability,
     unknown_odds,
 )
+from deepsimplex.simplex import wide
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,9 @@ class CROSR(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy plus the mean squared error of normalised pixels."""
         logits, latent = self._split(self(batch.images))
-        painted = self.decoder(latent).float()
+        painted = wide(self.decoder(latent))
         error = (self.encoder.normalise(batch.images) - painted).square().mean()
-        return F.cross_entropy(logits.float(), batch.labels) + self.settings.reconstruction * error
+        return F.cross_entropy(wide(logits), batch.labels) + self.settings.reconstruction * error
 
     def fit_detector(self, passes: Passes) -> None:
         """The unit of z, then class means of correct samples and Weibull tails around them."""

@@ -27,6 +27,7 @@ from deepsimplex.methods.base import (
 from deepsimplex.methods.networks import Critic, Generator, check_pictures
 from deepsimplex.methods.softmax import LinearLogits
 from deepsimplex.methods.turned import TURNS, turned
+from deepsimplex.simplex import wide
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,14 @@ class GDFR(LinearLogits):
         """mean (x − A(x))² in normalised units."""
         x = self.encoder.normalise(batch.images)
         again: Tensor = _with_reconstruction(self.encoder).autoencoder(x)
-        return (x - again.float()).square().mean()
+        return (x - wide(again)).square().mean()
 
     def loss(self, batch: Batch) -> Tensor:
         """One pass over the batch and its turned copy, which A sees turned too."""
         images, turn = turned(batch.images)
         plain, moved = self.encoder(torch.cat([batch.images, images])).chunk(2)
-        logits = through_head(self.head, plain).float()
-        turns = through_head(self.turn_head, moved).float()
+        logits = wide(through_head(self.head, plain))
+        turns = wide(through_head(self.turn_head, moved))
         loss = F.cross_entropy(logits, batch.labels)
         return loss + self.settings.turn * F.cross_entropy(turns, turn)
 

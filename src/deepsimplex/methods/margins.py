@@ -103,20 +103,21 @@ class Margin(Method):
 class SphereSettings:
     """SphereFace; with `uniform` above 0, UniformFace.
 
-    λ = max(floor, start / (1 + decay · step)) eases the margin in: the authors' training script,
-    of 28 000 steps. A longer or shorter training takes the λ of the same share of theirs.
+    λ = max(floor, start / (1 + decay · step)) eases the margin in, as the authors' script does, in
+    1658 steps; a training of fewer than twice as many does so in its first half. (Eased in within a
+    hundred steps, features shrink to 0 instead: CIFAR-10 right 27.8 % after 20 epochs of ResNet-18,
+    at commit 52c6c4f.)
     """
 
     m: int = 4
     start: float = 1000.0
     decay: float = 0.12
     floor: float = 5.0
-    length: int = 28_000
     uniform: float = 0.0  # weight of UniformFace's term
     rate: float = 0.5  # α, of its centres
 
     def __post_init__(self) -> None:
-        check_whole(self, m=1, length=1)
+        check_whole(self, m=1)
         check_numbers(self, start=0, decay=0, floor=0, uniform=0, rate=0)
         if self.rate > 1:
             raise DeepSimplexError("rate of 1 or less", repr(self.rate), "change it")
@@ -152,8 +153,8 @@ class Sphere(Method):
         with torch.autocast(features.device.type, enabled=False):
             cosine = cosines(features, self.weight)
             own = cosine.gather(1, batch.labels[:, None])
-            theirs = 1.0 if batch.total is None else settings.length / max(1, batch.total)
-            ease = annealing(batch.step * theirs, settings.start, settings.decay, settings.floor)
+            numbers = settings.start, settings.decay, settings.floor
+            ease = annealing(batch.step * pace(batch.total, *numbers), *numbers)
             own = (ease * own + psi(own, settings.m)) / (1 + ease)
             cosine = torch.where(is_own(batch.labels, cosine.shape[1]), own, cosine)
             loss = F.cross_entropy(_norms(features) * cosine, batch.labels)
@@ -259,6 +260,13 @@ def psi(cosine: Tensor, m: int) -> Tensor:
 def annealing(step: Tensor | int, start: float, decay: float, floor: float) -> Tensor:
     """λ = max(floor, start / (1 + decay · step)); () → ()."""
     return (start / (1 + decay * torch.as_tensor(step))).clamp_min(floor)
+
+
+def pace(total: int | None, start: float, decay: float, floor: float) -> float:
+    """How many steps of `annealing` to take at a time, so that half of `total` reach its floor."""
+    if not total or floor <= 0 or decay <= 0:
+        return 1.0
+    return max(1.0, 2 * (start / floor - 1) / decay / total)
 
 
 def regularity(weight: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from deepsimplex.methods.weibull import (
     tail_probability,
     unknown_odds,
 )
+from deepsimplex.simplex import wide
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class OpenMax(Method):
         return one_stage(self, self.loss, epochs, finish=self.fit_tails)
 
     def loss(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(self(batch.images).float(), batch.labels)
+        return F.cross_entropy(wide(self(batch.images)), batch.labels)
 
     def fit_tails(self, passes: Passes) -> None:
         distance = euclid if self.settings.distance == "euclid" else eucos

@@ -42,6 +42,7 @@ from deepsimplex.methods.base import (
     through_head,
 )
 from deepsimplex.methods.networks import Critic, Generator, check_pictures, steady
+from deepsimplex.simplex import wide
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class OSRCI(Method):
 
     def closed_logits(self, images: Tensor) -> Tensor:
         """C_K: normalised images → (n, K), by weights that no optimiser moves."""
-        return through_head(self.closed[1], self.closed[0](images)).float()
+        return wide(through_head(self.closed[1], self.closed[0](images)))
 
     def keep_closed(self, passes: Passes) -> None:
         """The classifier as it now stands becomes C_K."""
@@ -151,8 +152,8 @@ class OSRCI(Method):
         """
         real = self.encoder.normalise(batch.images)
         with torch.no_grad():
-            fake = self.generator(self.encode(real)).float()
-        judged = self.critic(torch.cat([fake, real])).float()[:, 0]
+            fake = wide(self.generator(self.encode(real)))
+        judged = wide(self.critic(torch.cat([fake, real])))[:, 0]
         as_fake, as_real = F.softplus(judged[: len(fake)]), F.softplus(-judged[len(fake) :])
         slope = slope_penalty(self.critic, real, fake)
         known = self.settings.adversarial * as_real.mean()
@@ -162,19 +163,19 @@ class OSRCI(Method):
         """mean|x − G(E(x))| − a·mean D(G(E(x)))."""
         real = self.encoder.normalise(batch.images)
         painted = self.generator(self.encode(real))
-        fooled = self.critic(painted).float().mean()
-        return (real - painted.float()).abs().mean() - self.settings.adversarial * fooled
+        fooled = wide(self.critic(painted)).mean()
+        return (real - wide(painted)).abs().mean() - self.settings.adversarial * fooled
 
     def closed_loss(self, batch: Batch) -> Tensor:
         """One against the rest, summed over j; theirs is the mean, the same to their Adam."""
-        return one_vs_rest(self(batch.images).float(), batch.labels)
+        return one_vs_rest(wide(self(batch.images)), batch.labels)
 
     def open_loss(self, batch: Batch) -> Tensor:
         """−log P_y on real images, and −log P_{K+1} on the painted ones that are kept."""
         painted, kept = self.paint_unknowns(batch.images)
         real = self.encoder.normalise(batch.images)
         features = self.encoder.backbone(torch.cat([real, painted]))
-        logits = through_head(self.head, features).float()
+        logits = wide(through_head(self.head, features))
         return open_cross_entropy(logits, batch.labels, kept)
 
     @torch.no_grad()
@@ -192,9 +193,9 @@ class OSRCI(Method):
         if settings.unknowns == "counterfactual":
             numbers = settings.steps, settings.step_size, settings.distance
             codes = counterfactuals(codes, self._code_logits, *numbers)
-            return self.generator(codes).float(), torch.ones_like(codes[:, 0])
-        share = torch.rand(settings.attempts, len(codes), 1, device=codes.device)
-        painted = self.generator(between(codes, share)).float()
+            return wide(self.generator(codes)), torch.ones_like(codes[:, 0])
+        share = codes.new_empty(settings.attempts, len(codes), 1).uniform_()
+        painted = wide(self.generator(between(codes, share)))
         top = self.closed_logits(painted).softmax(1).amax(1)
         # Many attempts, few below the ceiling: as many as there are places, those first.
         kept, index = (top < settings.ceiling).float().topk(len(codes))
@@ -225,15 +226,15 @@ def constant_copy(module: nn.Sequential) -> nn.Sequential:
 
 def sphere(codes: Tensor) -> Tensor:
     """codes / ‖codes‖, (n, d), not in half precision."""
-    return F.normalize(codes.float(), dim=1)
+    return F.normalize(wide(codes), dim=1)
 
 
 def slope_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
     """mean (‖∇D(x)‖ − 1)² at x = u·real + (1 − u)·fake, u ~ U(0, 1) for each image."""
     share = torch.rand_like(real[:, :1, :1, :1])
     middle = (share * real + (1 - share) * fake).detach().requires_grad_()
-    (slope,) = torch.autograd.grad(critic(middle).float().sum(), middle, create_graph=True)
-    length = (slope.float().flatten(1).square().sum(1) + 1e-12).sqrt()
+    (slope,) = torch.autograd.grad(wide(critic(middle)).sum(), middle, create_graph=True)
+    length = (wide(slope).flatten(1).square().sum(1) + 1e-12).sqrt()
     return (length - 1).square().mean()
 
 

@@ -19,6 +19,7 @@ from deepsimplex.methods.base import (
     one_stage,
     through_head,
 )
+from deepsimplex.simplex import wide
 
 LOGIT_SCORES = ("max_logit", "max_probability", "energy", "neg_entropy")
 
@@ -77,7 +78,7 @@ class Softmax(LinearLogits):
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy on the knowns; a background batch is not used."""
-        logits = self(batch.images).float()
+        logits = wide(self(batch.images))
         return F.cross_entropy(logits, batch.labels, label_smoothing=self.settings.label_smoothing)
 
 
