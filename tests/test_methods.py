@@ -339,6 +339,12 @@ def test_bad_data(name):
             fit_model(images, wrong, list("abc"), plan, background=extra, device="cpu")
     with pytest.raises(DeepSimplexError, match="labels as whole numbers from 0; got float32"):
         fit_model(images, labels.float(), list("abc"), plan, device="cpu")
+    extra = others.float() if row.needs_background else None
+    for wrong in (math.nan, math.inf):
+        bad = images.float()
+        bad[2, 0, 1, 4] = wrong
+        with pytest.raises(DeepSimplexError, match="images of finite numbers; got NaN or infinity"):
+            fit_model(bad, labels, list("abc"), plan, background=extra, device="cpu")
     for extra, words in (
         (others[:, :, :6], "background of shape"),
         (others[:0], "background images of finite numbers; got no image"),

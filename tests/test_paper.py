@@ -18,7 +18,7 @@ from deepsimplex.paper import opensets, published, rivals, table1
 from deepsimplex.paper.readme import closed_set, open_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
-from deepsimplex.recipes import BENCHMARK_RECIPES
+from deepsimplex.recipes import BENCHMARK_RECIPES, default_recipe
 
 
 def paper(*words):
@@ -288,6 +288,9 @@ def test_the_recipes_by_name():
     assert both == dataclasses.replace(theirs, backbone="osrci-whole")
     assert (theirs.epochs, theirs.augment, theirs.restarts) == (600, "strong+crop+flip", 2)
     assert (theirs.weight_decay, theirs.clip, theirs.nesterov) == (1e-4, None, False)
+    moved, once = (opensets.recipe_for("eq. 7", "cifar10", 0, None, n) for n in ("moved", "once"))
+    assert moved == dataclasses.replace(once, restarts=2)
+    assert default_recipe("auto", (3, 32, 32)).restarts == 0
     plan = opensets.recipe_for("eq. 7", "cifar10", 2, None, "long")
     assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
     digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, "long")
@@ -520,22 +523,23 @@ def test_readme_shows_what_the_records_say():
 
 
 def test_readme_shows_what_a_cell_has_less_and_more(tmp_path):
-    about = {"background": "none", "row": "eq. 7", "detector": None, "recipe": "strong"}
+    about = {"background": "none", "row": "eq. 7", "detector": None, "recipe": "once"}
     few = {"mean": 0.5, "sd": None, "values": [0.5]}
     many = {"mean": 0.6, "sd": 0.1, "values": [0.5, 0.7]}
     cells = [
         about | {"column": "cifar10", "epochs": 9, "auroc": few},
-        about | {"column": "mnist", "epochs": 600, "auroc": many, "auroc_mirrored": many},
+        about | {"column": "mnist", "epochs": 600, "auroc": many},
+        about | {"column": "mnist", "epochs": 600, "auroc": many, "recipe": "strong"},
         about | {"column": "mnist", "epochs": 600, "auroc": many, "detector": "joined"},
         about | {"column": "mnist", "epochs": 100, "auroc": many, "recipe": "common"},
     ]
     (tmp_path / "paper-table1.json").write_text(json.dumps({"cells": cells, "trials": 2}))
-    rows = [line.strip("| ").split(" | ") for line in open_set(tmp_path).splitlines()[2:5]]
+    *rows, best, _ = [line.strip("| ").split(" | ") for line in open_set(tmp_path).splitlines()[2:]]
     assert rows == [
         ["eq. 7", "–", "60.0 ± 10.0", "–"],
-        ["eq. 7, strong", "–", "60.0 ± 10.0", "50.0 (9 epochs, 1 of 2 trials)"],
-        ["eq. 7, strong, and mirror images", "–", "60.0 ± 10.0", "–"],
+        ["eq. 7, once", "–", "60.0 ± 10.0", "50.0 (9 epochs, 1 of 2 trials)"],
     ]
+    assert best[0] == "best published"
 
 
 def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
@@ -547,12 +551,14 @@ def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
         for c, images in (("cifar10", 50000), ("mnist", 60000))
         for r in ("dsc", "softmax")
     ]  # fmt: skip
+    cells.append(cells[0] | {"row": "center", "epochs": 3})  # a shorter training is not shown
     (tmp_path / "paper-table2.json").write_text(json.dumps({"cells": cells}))
     lines = closed_set(tmp_path).splitlines()
     title, *columns = [word.strip() for word in lines[0].strip("|").split("|")]
     assert title == "accuracy in %"
     assert columns == ["cifar10, 9 epochs of 50 000 images", "mnist, 9 epochs of 60 000 images"]
-    assert lines[-2:] == [
+    assert lines[2:4] == ["| dsc | 50.0 | 50.0 |", "| softmax | 50.0 | 50.0 |"]
+    assert lines[4:] == [
         "| the paper's DSC | 95.9 | 99.7 |",
         "| the paper's softmax | 94.4 | 99.4 |",
     ]

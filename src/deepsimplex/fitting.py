@@ -276,6 +276,9 @@ def _check_problem(
             f"{smallest if smallest < 0 else largest}",
             "number the classes from 0, without gaps",
         )
+    for part in parts:
+        if not _finite(part):
+            raise DeepSimplexError("images of finite numbers", "NaN or infinity", "check them")
     check_background(recipe, background is not None)
     if background is None:
         return
@@ -284,6 +287,13 @@ def _check_problem(
         raise DeepSimplexError(
             "background that is none of the known images", f"{known} of them", "leave those out"
         )
-    if len(background) == 0 or not background.isfinite().all():
+    if len(background) == 0 or not _finite(background):
         got = "NaN or infinity" if len(background) else "no image"
         raise DeepSimplexError("background images of finite numbers", got, "check them")
+
+
+def _finite(images: Tensor) -> bool:
+    """Without a copy of them."""
+    if not images.is_floating_point() or images.numel() == 0:
+        return True
+    return all(bool(end.isfinite()) for end in torch.aminmax(images))

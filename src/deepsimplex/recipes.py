@@ -152,10 +152,9 @@ AT_LENGTH: dict[str, Any] = {
     "weight_decay": 1e-4,
     "nesterov": False,
     "warmup": 20 / 600,
-    "restarts": 2,
     "clip": None,
 }
-"""20 epochs of warming up, then three half cosines; plain SGD, little decay, no clipping."""
+"""20 epochs of warming up, then half a cosine; plain SGD, little decay, no clipping."""
 
 
 SHIFT = 2
@@ -187,9 +186,10 @@ def default_recipe(
     """What `train` and OpenSetClassifier use for input of this shape when nothing is said.
 
     Method "auto" is `default_method`. A few small images make few steps an epoch: they get more
-    epochs, 400 steps in all. Larger ones are trained as the strongest published baseline is, with a
-    background as the benchmarks are but longer, and up to 64 pixels scored by many views
-    (docs/decisions/0012). Where there are no `pixels` to augment the benchmarks' recipe stays.
+    epochs, 400 steps in all. Larger ones are trained as the strongest published baseline is, but in
+    one cosine, with a background as the benchmarks are but longer, and up to 64 pixels scored by
+    many views (docs/decisions/0012). Where there are no `pixels` to augment the benchmarks' recipe
+    stays.
     """
     method = default_method(shape, background) if method == "auto" else method
     rate = method_row(method).rate
@@ -255,10 +255,11 @@ def long_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 def strong_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     """The strongest published softmax baseline as its authors' code has it (Vaze et al. 2022).
 
-    `AT_LENGTH`, with their RandAugment (at CIFAR's strength) before crops and mirrors.
+    `AT_LENGTH` in three half cosines, with their RandAugment (at CIFAR's strength) before crops and
+    mirrors.
     """
     augment = f"strong+{augment}".removesuffix("+none")
-    return dataclasses.replace(benchmark_recipe(method, augment, seed), **AT_LENGTH)
+    return dataclasses.replace(benchmark_recipe(method, augment, seed), restarts=2, **AT_LENGTH)
 
 
 def whole_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
@@ -277,13 +278,8 @@ def moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 
 def once_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """`moved_recipe` with one half cosine over all epochs."""
+    """`moved_recipe` in one half cosine (docs/decisions/0012)."""
     return dataclasses.replace(moved_recipe(method, augment, seed), restarts=0)
-
-
-def heavy_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """`once_recipe` with the benchmark recipe's decay."""
-    return dataclasses.replace(once_recipe(method, augment, seed), weight_decay=5e-4)
 
 
 def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
@@ -300,7 +296,6 @@ BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "strong-whole": strong_whole_recipe,
     "moved": moved_recipe,
     "once": once_recipe,
-    "heavy": heavy_recipe,
     "whole-moved": whole_moved_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""

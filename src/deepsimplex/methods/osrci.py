@@ -5,11 +5,11 @@ one against the rest. "open": C_{K+1}, which goes on from C_K with one more logi
 0, on real images and on painted ones.
 
 Neal, Olson, Fern, Wong, Li (ECCV 2018). Their codes are 4×4 maps of unit vectors; ours is one
-vector on the unit sphere. Their critic also sees the mean of the batch, ours one image at a time.
-They paint a set of images once; here each batch has its own. The row
-`g-openmax` is their variant of G-OpenMax (Ge et al., BMVC 2017), the one that the published
-tables measured: no conditional GAN and no Weibull tails, but images of codes between two
-training images, kept where the largest softmax probability of C_K is below ½.
+vector on the unit sphere. Their E and D have nine convolutions, ours three. Their critic also sees
+the mean of the batch, ours one image at a time. They paint a set of images once; here each batch
+has its own. The row `g-openmax` is their variant of G-OpenMax (Ge et al., BMVC 2017), the one that
+the published tables measured: no conditional GAN and no Weibull tails, but images of codes between
+two training images, kept where the largest softmax probability of C_K is below ½.
 """
 
 from __future__ import annotations

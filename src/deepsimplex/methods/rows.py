@@ -63,7 +63,7 @@ class Row:
     needs_background: bool = False
     family: str = "simplex"
     cite: str = "Cevikalp, Saribas 2022"
-    defaults: str = "docs/decisions"  # where the settings come from
+    defaults: str = "docs/decisions/0012"  # where the settings come from
     rate: float | None = None  # its learning rate, whatever the net; None is the recipe's
     channels: int = 1  # what its backbone sees, in channels of the image
     pictures: bool = False  # turns or paints images: no feature vectors, no frozen backbone
@@ -81,7 +81,8 @@ METHODS: dict[str, Row] = {
             f"eq. 5, its hinge in reading {reading} (docs/decisions/0006)",
             uses_background=True,
             needs_background=True,
-            defaults="the paper's m = u/2 and u = 64, at unit radius",
+            defaults="the paper's m = u/2 and u = 64, at unit radius"
+            + ("; its pairs weigh what they would at u = 1" if reading == "C" else ""),
         )
         for reading, margin in (("A", 1 / 128), ("B", 0.5), ("C", 0.5))  # m/u² or m/u
     },
@@ -95,7 +96,13 @@ METHODS: dict[str, Row] = {
     "dsc-softmax": Row(
         DSC, DSCSettings(loss="softmax"), "softmax with the vertices as fixed weights (eq. 7)", True
     ),
-    "dsc-blend": Row(DSC, DSCSettings(loss="blend"), "eq. 7 + eq. 4", True),
+    "dsc-blend": Row(
+        DSC,
+        DSCSettings(loss="blend"),
+        "eq. 7 + eq. 4",
+        True,
+        cite="of Cevikalp, Saribas 2022; the sum is ours",
+    ),
     "dsc-turned": Row(
         Turned,
         DSCSettings(loss="softmax"),
@@ -105,7 +112,10 @@ METHODS: dict[str, Row] = {
         pictures=True,
     ),
     "dsc-literal": Row(
-        DSC, DSCSettings(loss="literal"), "eq. 4 as printed, at radius u; may diverge"
+        DSC,
+        DSCSettings(loss="literal"),
+        "eq. 4 as printed, at radius u; may diverge",
+        defaults="the paper's u = 64",
     ),
     "dsc-authors": Row(
         DSC,
@@ -248,7 +258,7 @@ METHODS: dict[str, Row] = {
         "one more class, learned from counterfactual images a GAN paints",
         family="generated",
         cite="Neal et al. 2018",
-        defaults="the authors' code; latent steps and rates ours, GAN of methods/networks.py",
+        defaults="the authors' code; latent steps, epochs, rates and GAN ours",
         pictures=True,
     ),
     "g-openmax": Row(

@@ -39,8 +39,8 @@ Recipes = Annotated[
     typer.Option(
         "--recipe",
         help="common, long, strong, strong-whole, whole (these two without dropout), moved and "
-        "whole-moved (the same by many views), once and heavy (moved in one cosine, and at "
-        "decay 5e-4; docs/decisions/0015).",
+        "whole-moved (the same by many views), once (moved in one cosine; "
+        "docs/decisions/0015).",
     ),
 ]
 

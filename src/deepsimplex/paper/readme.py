@@ -16,8 +16,10 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.claims import behind
 from deepsimplex.paper.opensets import ROWS, label, shortened
-from deepsimplex.recipes import BENCHMARK_RECIPES
 from deepsimplex.tables import pipes, spaced, spread
+
+TOLD = ("common", "long", "moved", "once", "whole-moved")
+"""Recipes whose rows README shows; the ways to them are in the record and its figure."""
 
 
 def update(readme: Path, results: Path) -> str:
@@ -76,18 +78,17 @@ def open_set(results: Path) -> str:
     if record is None:
         return "Not measured yet: `deepsimplex paper table1` on a GPU."
     columns = [c for c in published.COLUMNS if any(x["column"] == c for x in record["cells"])]
-    rows, recipes = [], ["digits", *BENCHMARK_RECIPES]
+    told = [c for c in record["cells"] if c["recipe"] in TOLD and not c["detector"]]
+    rows = []
     for track in ("none", "cifar100"):
-        mine = [c for c in record["cells"] if c["background"] == track and not c["detector"]]
-        mine.sort(key=lambda c: (recipes.index(c["recipe"]), list(ROWS).index(c["row"])))
+        mine = [c for c in told if c["background"] == track]
+        mine.sort(key=lambda c: (TOLD.index(c["recipe"]), list(ROWS).index(c["row"])))
         named: dict[str, dict[str, Any]] = {}
         for cell in mine:
             named.setdefault(label(cell), {})[cell["column"]] = cell
         for name, cells in named.items():
-            for measure, end in (("auroc", ""), ("auroc_mirrored", ", and mirror images")):
-                shown = [_measured(cells.get(c, {}), measure, record["trials"]) for c in columns]
-                if any(text != "–" for text in shown):
-                    rows.append([name + end, "–" if track == "none" else "CIFAR-100", *shown])
+            shown = [_measured(cells.get(c), record["trials"]) for c in columns]
+            rows.append([name, "–" if track == "none" else "CIFAR-100", *shown])
     best = published.BEST_WITHOUT_BACKGROUND
     sources = ["best published", "–", *(f"{best[c][0]}" if c in best else "–" for c in columns)]
     places = [published.COLUMNS.index(c) for c in columns]
@@ -99,8 +100,8 @@ def open_set(results: Path) -> str:
     return pipes(["AUROC in %", "background", *columns], [*rows, sources, paper])
 
 
-def _measured(cell: dict[str, Any], measure: str, trials: int) -> str:
-    return spread(cell[measure]) + _short(cell, trials) if measure in cell else "–"
+def _measured(cell: dict[str, Any] | None, trials: int) -> str:
+    return spread(cell["auroc"]) + _short(cell, trials) if cell else "–"
 
 
 def _short(cell: dict[str, Any], trials: int) -> str:
@@ -112,10 +113,15 @@ def _short(cell: dict[str, Any], trials: int) -> str:
 
 
 def closed_set(results: Path) -> str:
+    """Of every set its longest trainings."""
     record = _read(results, "paper-table2")
     if record is None:
         return "Not measured yet: `deepsimplex paper table2` on a GPU."
-    cells = {(c["column"], c["row"], c["epochs"]): c for c in record["cells"]}
+    longest: dict[str, int] = {}
+    for cell in record["cells"]:
+        longest[cell["column"]] = max(cell["epochs"], longest.get(cell["column"], 0))
+    told = [c for c in record["cells"] if c["epochs"] == longest[c["column"]]]
+    cells = {(c["column"], c["row"], c["epochs"]): c for c in told}
     columns = list(dict.fromkeys((column, epochs) for column, _, epochs in cells))
     rows = [
         [

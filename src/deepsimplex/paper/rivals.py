@@ -27,12 +27,12 @@ REASONS = {
     "OSRCI": NEAL,
     "C2AE": "its authors' own; evaluated again by Perera et al. at about 71, on Neal's splits. "
     "What a decoder finds hard is detail, and here the knowns have more of it than the unknowns, "
-    "there hardly: up to 12 points apart with no training at all (benchmarks/detail.py)",
+    "there hardly: 3 to 12 points apart with no training at all (benchmarks/detail.py)",
     "CAC": "Neal's splits, an older recipe (lr 0.01, 200 epochs)",
     "CPN": "Neal's splits, an older recipe",
     "CROSR": "a three-level DHRNet of wider layers; a re-implementation reports 71",
     "RPL": "an older recipe (lr 0.01, batch 64); Neal's splits",
-    "GDFR": "other splits and an older recipe [K]",
+    "GDFR": "other splits, an older recipe, the better of two nets by column [K]",
     "ARPL": "an older recipe (steps of lr, batch 64)",
     "ARPL+CS": "an older recipe (steps of lr, batch 64)",
     "Objectosphere": "the DSC authors' own run, background 80 million tiny images",
@@ -47,7 +47,7 @@ PAIRS = (
 OF_ROWS = {
     "eq. 5 A": PAIRS,
     "eq. 5 B": PAIRS,
-    "eq. 5 C": PAIRS,
+    "eq. 5 C": "a hinge of lengths beside eq. 4's squares; " + REASONS["DSC"],
     "eq. 7 turned": "not the paper's loss: every class in four turns, not learned in 100 epochs",
 }
 """Instead of those, where the row itself is the reason."""
