@@ -633,7 +633,7 @@ def test_few_small_images_get_more_epochs():
 def test_larger_images_are_trained_at_length_where_that_was_measured():
     recipe = default_recipe("auto", (3, 32, 32))
     assert recipe == dataclasses.replace(
-        BENCHMARK_RECIPES["moved"]("dsc-softmax", "crop"), backbone="auto"
+        BENCHMARK_RECIPES["once"]("dsc-softmax", "crop"), backbone="auto"
     )
     assert (recipe.epochs, recipe.augment, recipe.clip) == (600, "strong+crop", None)
     beside = default_recipe("auto", (3, 32, 32), background=True)

@@ -564,6 +564,22 @@ def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
     ]
 
 
+def test_a_damaged_record_is_told(here, capsys):
+    (here / "paper-table1.json").write_text('{"cells": [')
+    assert paper("claims", "--results", str(here)) == 1
+    error = capsys.readouterr().err
+    assert "expected a record in" in error
+    assert "paper-table1.json; got a damaged file (" in error
+    assert error.rstrip().endswith("put it back, or delete it")
+    with pytest.raises(DeepSimplexError, match="a damaged file"):
+        open_set(here)
+
+
+def test_no_row_is_not_every_row(here, capsys):
+    assert paper("table1", "--quick", "--rows", "") == 1
+    assert "got ''; choose" in capsys.readouterr().err
+
+
 def test_readme_without_its_markers_is_refused(tmp_path):
     (tmp_path / "README.md").write_text("# nothing\n")
     with pytest.raises(DeepSimplexError, match="training speed"):

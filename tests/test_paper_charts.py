@@ -76,6 +76,14 @@ def test_a_panel_a_column_with_every_cell_in_its_row():
     assert len(heights) == len(drawn) == 5  # one over the other, none hidden
 
 
+def test_cells_of_fewer_trials_or_epochs_are_marked():
+    record = made()
+    record["cells"][0]["auroc"]["values"] = [0.9]
+    record["cells"][3]["auroc"]["values"] = [0.99, 0.99]
+    notes = [text.get_text() for axes in charts.open_sets(record).axes for text in axes.texts]
+    assert sorted(notes) == ["epochs: 50, trials: 2", "trials: 1"]
+
+
 def test_accuracies_have_their_own_published_numbers():
     _, cifar10 = charts.open_sets(made() | {"measure": "accuracy"}).axes
     assert marks(cifar10, "o")[0] == (91, "softmax", COLOURS[0])

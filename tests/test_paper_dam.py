@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from matplotlib.figure import Figure
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import DAM, build_head
@@ -35,6 +36,43 @@ def few_digits(monkeypatch, count):
         return dataclasses.replace(data, images=data.images[:count], labels=data.labels[:count])
 
     monkeypatch.setattr(radii, "_data", lambda request: tuple(cut(d) for d in whole(request)))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "seeds", "name"),
+    [
+        (9, 2, "radius"),
+        (9, 3, "radius"),
+        (10, 1, "radius"),
+        (8, 2, "radius-8-epochs-2-seeds"),
+        (8, 9, "radius-8-epochs-9-seeds"),
+        (9, 1, "radius-9-epochs"),
+    ],
+)
+def test_a_shorter_study_stands_beside_a_longer_one(epochs, seeds, name, tmp_path, capsys):
+    def publish(epochs, seeds):
+        where = {"out": tmp_path / "runs", "results": tmp_path, "figures": tmp_path}
+        content = {"recipe": {"epochs": epochs}, "data": {"name": "letters", "train images": 7000}}
+        figure = Figure()
+        Request(False, "cpu", tmp_path, **where, seeds=seeds).publish(
+            "radius", content, figure, "u"
+        )
+        return figure.texts[0].get_text()
+
+    assert publish(9, 2) == "7 000 images of letters, 9 epochs, 2 seeds, u"
+    standing = tmp_path / "paper-radius.json"
+    first = json.loads(standing.read_text())
+    capsys.readouterr()
+    publish(epochs, seeds)
+    record = json.loads((tmp_path / f"paper-{name}.json").read_text())
+    assert (record["recipe"]["epochs"], record["seeds"]) == (epochs, seeds)
+    assert (tmp_path / f"{name}.svg").exists()
+    out = " ".join(capsys.readouterr().out.split())
+    if name == "radius":
+        assert "stays" not in out
+    else:
+        assert json.loads(standing.read_text()) == first
+        assert "7 000 images of letters, 9 epochs, 2 seeds, stays; this one is " + name in out
 
 
 def test_radius_trains_draws_and_resumes(tmp_path, monkeypatch, capsys):

@@ -57,18 +57,20 @@ def open_sets(record: dict[str, Any]) -> Figure:
     best: Mapping[str, Any] = {}
     if measure == "auroc" and record["family"] == "arpl":
         best = published.BEST_WITHOUT_BACKGROUND
+    trials = sorted({len(cell[measure]["values"]) for cell in cells})
     panels = []
     for column in _columns(cells):
         dots = []
         for cell in (cell for cell in cells if cell["column"] == column):
             row, track = label(cell), cell["background"]
             theirs = published.answer(printed, EVERY[cell["row"]].answers, column, track)
-            note = f"epochs: {cell['epochs']}" if shortened(cell) else ""
-            dots.append(_ours(row, track, cell[measure], note))
+            few = len(cell[measure]["values"])
+            notes = [f"epochs: {cell['epochs']}"] if shortened(cell) else []
+            notes += [f"trials: {few}"] if few < trials[-1] else []
+            dots.append(_ours(row, track, cell[measure], ", ".join(notes)))
             dots += [Dot(row, track, *theirs, ours=False)] if theirs else []
         panels.append(Panel(column, dots, best[column][0] if column in best else None))
     rows = list(dict.fromkeys(label(cell) for cell in sorted(cells, key=_order)))
-    trials = sorted({len(cell[measure]["values"]) for cell in cells})
     what = "AUROC" if measure == "auroc" else "Closed-set accuracy"
     title = f"{what} in %, mean ± sd of {_listed(trials)} {record['family']} trials, last epoch"
     return _figure(title, panels, rows)

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from deepsimplex.paper import charts
-from deepsimplex.paper.requests import Request
+from deepsimplex.paper.requests import Request, conditions, counted
 from deepsimplex.paper.studies import clear
 from deepsimplex.simplex import Simplex, dot_products, squared_distances
-from deepsimplex.tables import spaced
 from deepsimplex.terminal import table
 
 Records = dict[str, Any]
@@ -73,21 +72,6 @@ def behind(claim: dict[str, Any]) -> str:
     return ", ".join(name.removesuffix(".json") for name in claim["records"]) or "computed"
 
 
-def _length(record: Any, seeds: int | None = None) -> str:
-    """ ", 25 000 images of cifar100, 30 epochs, 5 seeds", as far as the record knows."""
-    recipes = [record["recipe"]] if "recipe" in record else record.get("recipes", {}).values()
-    epochs = sorted({recipe["epochs"] for recipe in recipes})
-    told = ", " + " or ".join(map(str, epochs)) + " epochs" if epochs else ""
-    if "data" in record:
-        images, name = (record["data"][key] for key in ("train images", "name"))
-        told = f", {spaced(images)} images of {name}{told}"
-    return told + _counted(record.get("seeds") if seeds is None else seeds)
-
-
-def _counted(seeds: int | None) -> str:
-    return "" if seeds is None else ", one seed" if seeds == 1 else f", {seeds} seeds"
-
-
 def no_parameter(records: Records) -> Judgement:
     """Holds if eq. 4 as printed trains at every radius and its accuracies lie within a point.
 
@@ -97,7 +81,7 @@ def no_parameter(records: Records) -> Judgement:
     cells, unit = record["cells"]["literal"], [*record["cells"]["unit"].values()]
     gone = [u for u, cell in cells.items() if cell["accuracy"] is None]
     means = [100 * cell["accuracy"]["mean"] for cell in cells.values() if cell["accuracy"]]
-    how = _length(record)
+    how = conditions(record)
     if not gone and max(means) - min(means) <= 1:
         return Judgement("holds", f"{min(means):.1f} to {max(means):.1f} % at every u{how}")
     told = f"as printed: diverged at u = {', '.join(gone)}" if gone else "as printed"
@@ -152,7 +136,7 @@ def compact(records: Records) -> Judgement:
         (None, True): "not clear",
         (None, None): "not clear",
     }.get((least["train"], least["test"]), "does not hold")
-    return Judgement(verdict, "; ".join(told) + _length(record))
+    return Judgement(verdict, "; ".join(told) + conditions(record))
 
 
 def imbalance(records: Records) -> Judgement:
@@ -164,7 +148,7 @@ def imbalance(records: Records) -> Judgement:
     return Judgement(
         words[clear(less)],
         f"the cut class loses {100 * np.mean(lost['eq. 4']):.1f} points, under softmax "
-        f"{100 * np.mean(lost['softmax']):.1f}{_length(record, len(less))}",
+        f"{100 * np.mean(lost['softmax']):.1f}{conditions(record, len(less))}",
     )
 
 
@@ -180,7 +164,7 @@ def semantic(records: Records) -> Judgement:
         good[title] = min(hits) >= 0.8 * len(seeds)
         told.append(f"{title} {sum(hits)} of {len(hits) * len(seeds)}")
     verdict = "holds for every loss" if all(good.values()) else "holds"
-    how = _length(record, len(record["methods"]["DSC"]))
+    how = conditions(record, len(record["methods"]["DSC"]))
     because = f"nearest class as claimed: {', '.join(told)}{how}"
     return Judgement(verdict if good["DSC"] else "does not hold", because)
 
@@ -316,7 +300,7 @@ def radius(records: Records) -> Judgement:
         return Judgement("does not hold", "diverged at some u even with clipped gradients")
     values = [100 * cell["mean"] for cell in means.values() if cell]
     told = f"{min(values):.1f} to {max(values):.1f} % from u = 32 to 200, clipped"
-    told += _length(records["radius"])
+    told += conditions(records["radius"])
     return Judgement("holds" if max(values) - min(values) <= 1 else "does not hold", told)
 
 
@@ -337,7 +321,7 @@ def closed_set(records: Records) -> Judgement:
             ours, theirs = (values[: min(map(len, pair))] for values in pair)
             signs.append(clear(ours - theirs))
             told.append(f"{column} {100 * ours.mean():.1f} against {100 * theirs.mean():.1f}")
-            told[-1] += f", {max(both)} epochs{_counted(len(ours))}"
+            told[-1] += f", {max(both)} epochs{counted(len(ours))}"
     if not signs:
         return NOTHING
     if any(sign < 0 for sign in signs):

@@ -258,7 +258,7 @@ def _one_set(quick: bool, columns: str | None) -> None:
 
 
 def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
-    wanted = tuple(part.strip() for part in given.split(",")) if given else among
+    wanted = tuple(part.strip() for part in given.split(",")) if given is not None else among
     return tuple(dict.fromkeys(_one(name, among, what) for name in wanted))
 
 

@@ -86,9 +86,8 @@ def dam(request: Request) -> dict[str, Any]:
         "published": None,  # the paper prints no number for this
         "almost-equidistant sets": sets,
     }
-    request.record("dam", content)
+    request.publish("dam", content, _figure(problem, found))
     request.draw("dam-module", module_figure(PLANE, len(problem.classes)))
-    request.draw("dam", _figure(problem, found))
     return content
 
 

@@ -173,8 +173,8 @@ def simplex(request: Request) -> None:
         ],
     )
     recipe_of = studies[-1].recipe.to_json()
-    request.record("simplex", {"published": FIGURE_ONLY, "panels": found, "recipe": recipe_of})
-    request.draw("simplex", simplex_figure(outcomes, tests, studies[-1].classes))
+    content = {"published": FIGURE_ONLY, "panels": found, "recipe": recipe_of}
+    request.publish("simplex", content, simplex_figure(outcomes, tests, studies[-1].classes))
 
 
 def embeddings(request: Request) -> None:
@@ -216,8 +216,13 @@ def embeddings(request: Request) -> None:
     for note in notes:
         console.print(note)
     recipes = {r.title: s.recipe.to_json() for r, s in zip(SIMPLEX_LOSSES, studies, strict=True)}
-    content = {"classes": parts.classes, "losses": found, "notes": notes, "recipes": recipes}
-    request.record("embeddings", {"published": FIGURE_ONLY, **content})
+    content = {
+        "published": FIGURE_ONLY,
+        "classes": parts.classes,
+        "losses": found,
+        "notes": notes,
+        "recipes": recipes,
+    }
     grid = {
         (row.title, part): (RADIUS * outcome.outputs[part], labels)
         for part, labels in (("train", parts.train[1]), ("test", parts.test[1]))
@@ -226,7 +231,7 @@ def embeddings(request: Request) -> None:
     columns = [row.title for row in SIMPLEX_LOSSES]
     centres = dict.fromkeys(columns, RADIUS * centres_of(outcomes[0]))
     figure = planar_figure(grid, columns, ["train", "test"], parts.classes, centres, by="column")
-    request.draw("embeddings", figure)
+    request.publish("embeddings", content, figure, f"u = {RADIUS:g}, a scale a loss")
 
 
 def _tightest(found: dict[str, Any]) -> str:
@@ -276,10 +281,15 @@ def imbalance(request: Request) -> None:
     )
     for line in lines:
         console.print(line)
-    content = {"classes": parts.classes, "share": SHARE, "losses": found, "lost": lost}
+    content: dict[str, Any] = {
+        "published": FIGURE_ONLY,
+        "classes": parts.classes,
+        "share": SHARE,
+        "losses": found,
+        "lost": lost,
+    }
     recipes = {row.title: studies[2 * i].recipe.to_json() for i, row in enumerate(rows)}
     content |= {"notes": lines, "recipes": recipes}
-    request.record("imbalance", {"published": FIGURE_ONLY, **content})
     grid, centres = {}, {}
     for (row, seed, cut), study, outcome in zip(asked, studies, outcomes, strict=True):
         if seed > 0:
@@ -294,7 +304,7 @@ def imbalance(request: Request) -> None:
     columns = list(dict.fromkeys(column for column, _ in grid))
     names = [row.title for row in rows]
     figure = planar_figure(grid, columns, names, parts.classes, centres, by="row")
-    request.draw("imbalance", figure)
+    request.publish("imbalance", content, figure, f"drawn is seed 0, u = {RADIUS:g}")
 
 
 def _print_classes(found: dict[str, list[dict[str, Any]]], classes: Sequence[str]) -> None:

@@ -66,8 +66,7 @@ def radius(request: Request) -> dict[str, Any]:
         "unit radius": "does not contain u: trained once a seed, the same in every row",
         "published": {str(u): value for u, value in PUBLISHED.items()},
     }
-    request.record("radius", content)
-    request.draw("radius", _figure(request, train.source, found))
+    request.publish("radius", content, _figure(request, train.source, found))
     return content
 
 

@@ -6,7 +6,6 @@ table whose record is missing says which command makes it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.claims import behind
 from deepsimplex.paper.opensets import ROWS, label, shortened
+from deepsimplex.paper.requests import read_record
 from deepsimplex.tables import pipes, spaced, spread
 
 TOLD = ("common", "long", "moved", "once", "whole-moved")
@@ -40,8 +40,7 @@ def update(readme: Path, results: Path) -> str:
 
 
 def _read(results: Path, name: str) -> Any:
-    path = results / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return read_record(results / f"{name}.json")
 
 
 def _middle(spread: dict[str, float], digits: int) -> str:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepsimplex.engine import pick_device
+from deepsimplex.errors import DeepSimplexError
 from deepsimplex.runs import command, environment, write_json
+from deepsimplex.tables import spaced
 from deepsimplex.terminal import console
 
 if TYPE_CHECKING:
@@ -43,8 +45,25 @@ class Request:
 
     def recorded(self, name: str) -> Any:
         """results/paper-NAME.json as it stands; None if there is none."""
-        path = self.results / f"paper-{self.named(name)}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_record(self.results / f"paper-{self.named(name)}.json")
+
+    def publish(self, name: str, content: dict[str, Any], figure: Figure, *more: str) -> None:
+        """The record of a study and its figure, which says below what it was drawn from."""
+        name = self._place(name, content)
+        self.record(name, content)
+        self.draw(name, figure, ", ".join((conditions(content, self.seeds).lstrip(", "), *more)))
+
+    def _place(self, name: str, content: dict[str, Any]) -> str:
+        """NAME or, where a record of longer trainings or more seeds stands there, one beside it."""
+        before = self.recorded(name)
+        mine = max(epochs_of(content)), self.seeds
+        if before is None or mine >= (max(epochs_of(before)), before["seeds"]):
+            return name
+        beside = f"{name}-{mine[0]}-epochs" + (f"-{mine[1]}-seeds" if mine[1] > 1 else "")
+        console.print(
+            f"{name}: the record{conditions(before, before['seeds'])}, stays; this one is {beside}."
+        )
+        return beside
 
     def record(self, name: str, content: dict[str, Any], *, joins: bool = False) -> Path:
         """Write results/paper-NAME.json: the content with its birth certificate.
@@ -71,10 +90,15 @@ class Request:
         console.print(f"Record: {path}")
         return path
 
-    def draw(self, name: str, figure: Figure) -> None:
-        """Write figures/NAME.svg and .png, byte for byte the same from the same numbers."""
+    def draw(self, name: str, figure: Figure, under: str = "") -> None:
+        """Write figures/NAME.svg and .png, byte for byte the same from the same numbers.
+
+        `under` stands below the figure: what it was drawn from.
+        """
         import matplotlib as mpl
 
+        if under:
+            figure.text(0.5, -0.01, under, ha="center", va="top", fontsize=8, color="0.3")
         self.figures.mkdir(parents=True, exist_ok=True)
         stem = self.figures / self.named(name)
         with mpl.rc_context({"svg.hashsalt": "deepsimplex"}):
@@ -84,6 +108,38 @@ class Request:
 
     def named(self, name: str) -> str:
         return f"{name}-quick" if self.quick else name
+
+
+def read_record(path: Path) -> Any:
+    """A record's content; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise DeepSimplexError(
+            f"a record in {path}", f"a damaged file ({error})", "put it back, or delete it"
+        ) from None
+
+
+def epochs_of(record: dict[str, Any]) -> list[int]:
+    """Of the recipe or the recipes of a record."""
+    recipes = [record["recipe"]] if "recipe" in record else record.get("recipes", {}).values()
+    return sorted({recipe["epochs"] for recipe in recipes})
+
+
+def conditions(record: dict[str, Any], seeds: int | None = None) -> str:
+    """ ", 25 000 images of cifar100, 30 epochs, 5 seeds", as far as the record knows."""
+    epochs = epochs_of(record)
+    told = ", " + " or ".join(map(str, epochs)) + " epochs" if epochs else ""
+    if "data" in record:
+        images, name = (record["data"][key] for key in ("train images", "name"))
+        told = f", {spaced(images)} images of {name}{told}"
+    return told + counted(record.get("seeds") if seeds is None else seeds)
+
+
+def counted(seeds: int | None) -> str:
+    return "" if seeds is None else ", one seed" if seeds == 1 else f", {seeds} seeds"
 
 
 Cell = dict[str, Any]

@@ -83,8 +83,7 @@ def semantic(request: Request) -> None:
         "agreed": agreed,
         "recipes": {row.title: studies[i].recipe.to_json() for i, row in enumerate(METHODS)},
     }
-    request.record("semantic", content)
-    request.draw("semantic", _figure(found, parts.classes, known))
+    request.publish("semantic", content, _figure(found, parts.classes, known))
 
 
 def nominal(classes: int) -> float:
@@ -202,9 +201,10 @@ def _cell(counts: dict[str, int], claim: str | None, seeds: int) -> str:
 def _figure(found: dict[str, list[dict[str, Any]]], classes: Sequence[str], known: int) -> Figure:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.6 * len(found), 5.4), layout="constrained")
-    panels = figure.subplots(1, len(found), squeeze=False)[0]
-    for axes, (title, runs) in zip(panels, found.items(), strict=True):
+    down = -(-len(found) // 2)
+    figure = Figure(figsize=(11.2, 5.4 * down), layout="constrained")
+    panels = figure.subplots(down, 2, squeeze=False).flat
+    for axes, (title, runs) in zip(panels, found.items(), strict=False):
         matrix = np.mean([run["distances"] for run in runs], axis=0)
         _heat(axes, matrix, classes, known)
         unit = "the vertices'" if title == METHODS[0].title else "the mean trained pair"
