@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+import toys
 
 from deepsimplex import losses as plain
 from deepsimplex.bench import aurocs, losses, memory, records, scores, startup, timing
@@ -296,8 +297,7 @@ def test_the_kernel_must_earn_its_place(median, said):
     assert "not measured" in losses.verdict([gain(10, 2.0)])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@toys.on_gpu
 class TestKernel:
     @pytest.fixture(autouse=True)
     def kernel(self):

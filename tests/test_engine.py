@@ -402,6 +402,41 @@ def plain_optimiser(recipe, update):
     return made.optimiser
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_what_is_remembered_lies_as_the_weights_do(kind):
+    """torch's fused kernels refuse anything else; a checkpoint's tensors are contiguous."""
+
+    def begun():
+        weight = nn.Parameter(torch.arange(24.0).view(2, 3, 2, 2))
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+        bias = nn.Parameter(torch.ones(()))
+        return Plain([weight, bias], Optimiser(kind, 0.1, 0.9), None)
+
+    def descend(made):
+        for leaf in made.parameters:
+            leaf.grad = torch.full_like(leaf, 0.5)
+        made.step(0.1)
+
+    first, again = begun(), begun()
+    descend(first)
+    again.load(
+        {
+            key: value.clone(memory_format=torch.contiguous_format)
+            for key, value in first.state().items()
+        }
+    )
+    weight = again.parameters[0]
+    kept = [v for v in again.state().values() if v.shape == weight.shape]
+    assert kept
+    assert all(value.stride() == weight.stride() for value in kept)
+    weight.data.copy_(first.parameters[0].data)
+    again.parameters[1].data.copy_(first.parameters[1].data)
+    for made in (first, again):
+        descend(made)
+    for mine, other in zip(first.parameters, again.parameters, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_optimisers_are_what_the_recipe_says():
     weight = nn.Parameter(torch.ones(3))
     update = Update("u", lambda batch: weight.sum(), (weight,))

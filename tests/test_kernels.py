@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import toys
 from torch import nn
 
 from deepsimplex.data.augment import augment, mirrored, windows
@@ -10,10 +11,7 @@ from deepsimplex.layers import beside, convolve, norm_act, stem
 from deepsimplex.methods.base import Optimiser
 from deepsimplex.optimisers import Fused, Plain
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
+pytestmark = toys.GPU
 
 
 def channels_last(*shape, dtype=torch.float32):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import toys
 from test_engine import RECIPE, Everything, Memory, Static, data, same
+from toys import DEVICES, on_gpu
 
 from deepsimplex import engine, lanes, layers
 from deepsimplex.batches import Feed, TrainingSet
@@ -15,17 +16,6 @@ from deepsimplex.methods import build_method
 from deepsimplex.recipes import Recipe
 
 CPU = torch.device("cpu")
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-]
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
-
-
-def on_gpu(test):
-    for mark in gpu:
-        test = mark(test)
-    return test
 
 
 def fresh(kind=Static, **arguments):

@@ -24,6 +24,7 @@ from deepsimplex.methods.softmax import Softmax, SoftmaxSettings, logit_class_sc
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
 
+on_both_devices = pytest.mark.parametrize("device", toys.DEVICES)
 every_row = pytest.mark.parametrize("name", METHODS)
 with_and_without_background = pytest.mark.parametrize(
     ("name", "background"),
@@ -220,9 +221,8 @@ def first_losses(name, background, where, seed):
     return found
 
 
+@toys.on_gpu
 @with_and_without_background
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 def test_on_a_gpu(name, background, tmp_path):
     """Every row: losses are the CPU's, it learns, ranks, and its file gives the CPU its scores."""
     here, drawn, there = (
@@ -289,21 +289,22 @@ class StopAt:
 
 
 @every_row
-def test_resume_in_the_middle_of_every_stage(name):
+@on_both_devices
+def test_resume_in_the_middle_of_every_stage(name, device):
     images, labels = toys.tensors(*toys.pictures(60))
     others = toys.tensors(toys.unknown_pictures(30), np.zeros(30))[0]
     data = TrainingSet(images, labels, others)
-    plan = recipe(name, 3, background_batch=10, augment="crop")
+    plan = recipe(name, 3, background_batch=10, augment="crop", deterministic=device == "cuda")
     whole, count = fresh(name), StopAt()
-    engine.train(whole, data, plan, device="cpu", keeper=count)
+    engine.train(whole, data, plan, device=device, keeper=count)
     ends = [0, *count.stages.values()]
     assert len(ends) == 1 + sum(stage.epochs > 0 for stage in whole.stages(plan.epochs))
     for begin, end in itertools.pairwise(ends):
         keeper = StopAt((begin + end) // 2 + 1)
         with pytest.raises(Stopped):
-            engine.train(fresh(name), data, plan, device="cpu", keeper=keeper)
+            engine.train(fresh(name), data, plan, device=device, keeper=keeper)
         again = fresh(name, seed=9)
-        engine.train(again, data, plan, device="cpu", keeper=keeper)
+        engine.train(again, data, plan, device=device, keeper=keeper)
         for key, tensor in whole.state_dict().items():
             assert torch.equal(again.state_dict()[key], tensor), key
 
@@ -655,19 +656,7 @@ class Prototypes(Method):
         return self.class_scores(outputs, score).amax(1)
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-            ],
-        ),
-    ],
-)
+@on_both_devices
 def test_scores_may_use_parameters_and_buffers(monkeypatch, device):
     monkeypatch.setitem(METHODS, "prototypes", Row(Prototypes, SoftmaxSettings(), "a toy"))
     images, labels = toys.pictures(90)

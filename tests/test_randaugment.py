@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import toys
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from deepsimplex.data.augment import AUGMENTS, augment, check_augment
@@ -154,8 +155,7 @@ def test_by_name():
         check_augment("rand+crop", (3, 32, 32), pixels=False)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@toys.on_gpu
 @pytest.mark.parametrize("name", AUGMENTS)
 def test_a_cuda_graph_can_hold_it(name):
     images, rows = batch(64).cuda(), torch.arange(32, device="cuda")

@@ -1,10 +1,23 @@
 """Small problems that the tests share."""
 
 import numpy as np
+import pytest
 import torch
 
 from deepsimplex.methods import settings_for
 from deepsimplex.recipes import Recipe
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+
+
+def on_gpu(test):
+    for mark in GPU:
+        test = mark(test)
+    return test
 
 
 def pictures(count=60, classes=3, size=8, channels=1, seed=0):

@@ -144,7 +144,9 @@ class Plain:
         states: dict[int, dict[str, Tensor]] = {}
         for key, value in state.items():
             index, name = key.split(".", 1)
-            states.setdefault(int(index), {})[name] = value
+            leaf = self.parameters[int(index)]
+            laid = torch.empty_like(leaf).copy_(value) if value.shape == leaf.shape else value
+            states.setdefault(int(index), {})[name] = laid
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": states, "param_groups": groups})
         for group in self.optimiser.param_groups:
@@ -210,7 +212,10 @@ def shadow_weights(
 
 
 def _lay(leaves: Sequence[Tensor]) -> None:
-    """Gradients as their leaves lie in memory: fused kernels, torch's too, walk both so."""
+    """Gradients as their leaves lie in memory: fused kernels, torch's too, walk both so.
+
+    So must what an optimiser remembers lie (`Plain.load`: a checkpoint's tensors are contiguous).
+    """
     for leaf in leaves:
         if leaf.grad is not None and leaf.grad.stride() != leaf.stride():
             leaf.grad = torch.empty_like(leaf).copy_(leaf.grad)
