@@ -283,11 +283,11 @@ def contrastive(features, labels, margin):
 
 
 def triplet_batch_hard(features, labels, margin, count=4):
-    """Among `count` images of each class: the first of them, the next …"""
-    seen, part, terms = {}, [], []
-    for y in map(int, labels):
-        part.append(seen.get(y, 0) // count)
-        seen[y] = seen.get(y, 0) + 1
+    """In parts of `count` images a class or a few more: the classes' images are dealt out."""
+    names = [int(y) for y in labels]
+    parts = max(1, min(names.count(y) for y in names) // count)
+    part = [names[:i].count(y) % parts for i, y in enumerate(names)]
+    terms = []
     for i, f in enumerate(features):
         d = [math.sqrt(squared_distance(f, g)) for g in features]
         others = [j for j in range(len(features)) if part[j] == part[i]]

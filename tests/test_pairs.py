@@ -170,6 +170,19 @@ def test_order_of_images_and_names_of_classes_do_not_matter(loss):
     assert torch.allclose(a, range_term(features[order], names[labels[order]], RangeSettings()))
 
 
+@pytest.mark.parametrize(("classes", "each"), [(2, 8), (3, 5), (2, 11), (4, 21)])
+def test_batch_hard_in_parts_leaves_no_image_out(classes, each):
+    torch.manual_seed(0)
+    labels = torch.arange(classes * each)[torch.randperm(classes * each)] % classes
+    features = torch.randn(len(labels), 5, dtype=torch.float64, requires_grad=True)
+    value = hard_triplet_loss(features, labels, 10.0)
+    points = features.detach().numpy()
+    expected = oracles.triplet_batch_hard(points, labels.tolist(), 10.0)
+    assert float(value.detach()) == pytest.approx(expected)
+    value.backward()
+    assert (features.grad != 0).any(1).all()
+
+
 def test_the_semihard_negative_by_hand():
     """Anchor at 0, positive at 0.5; negatives nearer, within and beyond the margin."""
 
