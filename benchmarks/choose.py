@@ -172,7 +172,7 @@ def by_class(scores: list[Tensor], named: list[Tensor], *, spread: bool) -> list
         return of.mean(), of.std() if spread else torch.ones_like(of[0])
 
     known_new, unknown_new = known.clone(), unknown.clone()
-    for label in mine.unique().tolist():
+    for label in torch.cat([mine, others]).unique().tolist():
         for part in (half, ~half):
             mean, sd = moments(~part, label)
             at = part & (mine == label)

@@ -650,6 +650,12 @@ def test_recipes_take_numpy_numbers_and_survive_json():
     assert recipe == Recipe.from_json(json.loads(json.dumps(recipe.to_json())))
     with pytest.raises(DeepSimplexError, match="unknown fields"):
         Recipe.from_json({**recipe.to_json(), "lr": 1})
+    older = recipe.to_json()
+    older["settings"] = {**older["settings"], "length": 0.1}
+    with pytest.raises(
+        DeepSimplexError, match=r"\['settings.length'\]; use the version that wrote it"
+    ):
+        Recipe.from_json(older)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

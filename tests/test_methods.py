@@ -346,6 +346,11 @@ def test_bad_data(name):
         bad[2, 0, 1, 4] = wrong
         with pytest.raises(DeepSimplexError, match="images of finite numbers; got NaN or infinity"):
             fit_model(bad, labels, list("abc"), plan, background=extra, device="cpu")
+        with pytest.raises(DeepSimplexError, match="calibration images of finite numbers"):
+            fit_model(
+                images.float(), labels, list("abc"), plan, calibration=bad, background=extra,
+                device="cpu",
+            )  # fmt: skip
     for extra, words in (
         (others[:, :, :6], "background of shape"),
         (others[:0], "background images of finite numbers; got no image"),

@@ -12,6 +12,7 @@ import toys
 
 from deepsimplex import engine, metrics
 from deepsimplex.cli import run
+from deepsimplex.data.sources import LabelledSet
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
 from deepsimplex.paper import opensets, published, rivals, table1
@@ -176,8 +177,8 @@ def test_openmax_is_scored_as_its_published_row(here):
     assert paper("table1", *words, "--trials", "1", "--score", "openmax") == 0
     before, asked = record(here, "table1")["cells"]
     assert before == neal
-    (told,) = here.glob("runs/paper/opensets-quick/*/openmax-0-openmax/results.json")
-    assert json.loads(told.read_text())["trained by"].endswith("/openmax-0-neal")
+    (told,) = here.glob("runs/paper/opensets-quick/*/openmax-0-1-epochs-openmax/results.json")
+    assert json.loads(told.read_text())["trained by"].endswith("/openmax-0-1-epochs-neal")
     assert (asked["detector"], asked["score"]) == ("openmax", "openmax")
     assert asked["auroc by score"] == neal["auroc by score"]
 
@@ -204,8 +205,7 @@ def test_fewer_epochs_are_not_recorded_over_more(here, capsys):
     words = ("--quick", "--trials", "1", "--rows", "softmax")
     assert paper("table1", *words, "--epochs", "2") == 0
     before = record(here, "table1")["cells"]
-    elsewhere = ("--out", str(here / "other"), "--results", str(here / "runs/paper"))
-    assert paper("table1", *words, "--epochs", "1", *elsewhere) == 0
+    assert paper("table1", *words, "--epochs", "1") == 0  # a run folder of its own
     assert "of 2 epochs, 1 trials stays" in capsys.readouterr().out
     assert record(here, "table1")["cells"] == before
 
@@ -379,14 +379,14 @@ def test_table2_tells_what_diverged_and_keeps_more_seeds(here, monkeypatch, caps
     )
     assert record(here, "table2")["cells"] == [whole]
     (here / "runs/paper/paper-table2-quick.json").unlink()
-    lost.add(f"digits-softmax-{whole['rate']:g}-1-1")
+    lost.add(f"digits-softmax-{whole['rate']:g}-1")
     assert paper("table2", *words, "--seeds", "3") == 0
     assert ", 1 diverged" in capsys.readouterr().out
     (cell,) = record(here, "table2")["cells"]
     values = whole["accuracy"]["values"]
     assert cell["accuracy"]["values"] == [values[0], values[2]]
     assert cell["diverged"] == ["gone at step 3"]
-    lost |= {f"digits-softmax-{whole['rate']:g}-1-{seed}" for seed in range(3)}
+    lost |= {f"digits-softmax-{whole['rate']:g}-{seed}" for seed in range(3)}
     assert paper("table2", *words, "--seeds", "3") == 1
     out = capsys.readouterr()
     assert "digits, softmax: diverged, gone at step 3" in out.out
@@ -416,6 +416,25 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert len(screens) == 9
     assert all(set(study.look) == {"held"} for study in screens)
     assert all(len(study.images) > len(screens[0].images) for study in final)
+
+
+@pytest.mark.parametrize(("epochs", "screened"), [(200, 20), (40, 10), (20, 10), (6, 6)])
+def test_a_screening_is_long_enough_to_tell(epochs, screened, monkeypatch):
+    """Margins that are eased in too fast leave every rate at chance."""
+    from deepsimplex.paper import closedset
+
+    class Seen(Exception):
+        pass
+
+    def seen(studies, *rest):
+        raise Seen(*{study.recipe.epochs for study in studies})
+
+    monkeypatch.setattr(closedset, "conduct", seen)
+    images, labels = toys.pictures(60)
+    data = LabelledSet("toys", images, labels, ("a", "b", "c"))
+    request = Request(True, "cpu", Path(), Path(), Path(), Path(), 1, epochs)
+    with pytest.raises(Seen, match=f"^{screened}$"):
+        closedset._choose(request, ("dsc",), "digits", data, closedset._recipe(request, "digits"))
 
 
 def test_table2_marks_a_rate_at_the_edge(here, monkeypatch, capsys):
@@ -551,7 +570,9 @@ def test_readme_shows_the_paper_below_the_closed_set(tmp_path):
         for c, images in (("cifar10", 50000), ("mnist", 60000))
         for r in ("dsc", "softmax")
     ]  # fmt: skip
-    cells.append(cells[0] | {"row": "center", "epochs": 3})  # a shorter training is not shown
+    # Trainings shorter than both rows have, or of other rows alone, are not shown.
+    cells += [cells[0] | {"row": "center", "epochs": epochs} for epochs in (3, 99)]
+    cells.append(cells[0] | {"row": "softmax", "epochs": 50})
     (tmp_path / "paper-table2.json").write_text(json.dumps({"cells": cells}))
     lines = closed_set(tmp_path).splitlines()
     title, *columns = [word.strip() for word in lines[0].strip("|").split("|")]

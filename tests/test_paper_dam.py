@@ -43,7 +43,7 @@ def few_digits(monkeypatch, count):
     [
         (9, 2, "radius"),
         (9, 3, "radius"),
-        (10, 1, "radius"),
+        (10, 1, "radius-10-epochs"),
         (8, 2, "radius-8-epochs-2-seeds"),
         (8, 9, "radius-8-epochs-9-seeds"),
         (9, 1, "radius-9-epochs"),

@@ -338,6 +338,11 @@ def _half(recipe: Recipe, device: torch.device) -> bool:
     )
 
 
+def finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity. aminmax, unlike isfinite().all(), makes no copy."""
+    return tensor.numel() == 0 or all(math.isfinite(v) for v in torch.aminmax(tensor))
+
+
 def _snapshot(place: Place, method: Method, now: Now | None) -> Checkpoint:
     tensors = {f"method.{name}": tensor for name, tensor in method.state_dict().items()}
     if now is not None:
@@ -357,7 +362,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_weights(method: Method, recipe: Recipe) -> None:
     """No checkpoint and no model holds a number that is not finite."""
     for name, tensor in method.state_dict().items():
-        if tensor.numel() and not all(math.isfinite(v) for v in torch.aminmax(tensor)):
+        if not finite(tensor):
             raise NonFiniteLossError(
                 "finite weights",
                 f"NaN or infinity in {name}",

@@ -276,9 +276,9 @@ def _check_problem(
             f"{smallest if smallest < 0 else largest}",
             "number the classes from 0, without gaps",
         )
-    for part in parts:
+    for part, what in zip(parts, ("images", "calibration images"), strict=False):
         if not _finite(part):
-            raise DeepSimplexError("images of finite numbers", "NaN or infinity", "check them")
+            raise DeepSimplexError(f"{what} of finite numbers", "NaN or infinity", "check them")
     check_background(recipe, background is not None)
     if background is None:
         return
@@ -293,7 +293,4 @@ def _check_problem(
 
 
 def _finite(images: Tensor) -> bool:
-    """Without a copy of them."""
-    if not images.is_floating_point() or images.numel() == 0:
-        return True
-    return all(bool(end.isfinite()) for end in torch.aminmax(images))
+    return not images.is_floating_point() or engine.finite(images)

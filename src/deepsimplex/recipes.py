@@ -96,6 +96,8 @@ class Recipe:
     def from_json(record: dict[str, Any]) -> Recipe:
         known = {field.name for field in dataclasses.fields(Recipe)}
         extra = sorted(set(record) - known)
+        own = {field.name for field in dataclasses.fields(method_row(record["method"]).settings)}
+        extra += [f"settings.{name}" for name in sorted(set(record["settings"]) - own)]
         if extra:
             raise DeepSimplexError(
                 "a recipe of this version",

@@ -263,7 +263,10 @@ def annealing(step: Tensor | int, start: float, decay: float, floor: float) -> T
 
 
 def pace(total: int | None, start: float, decay: float, floor: float) -> float:
-    """How many steps of `annealing` to take at a time, so that half of `total` reach its floor."""
+    """How many steps of `annealing` to take at a time, so that half of `total` reach its floor.
+
+    Where λ has no floor above 0, or does not fall, one.
+    """
     if not total or floor <= 0 or decay <= 0:
         return 1.0
     return max(1.0, 2 * (start / floor - 1) / decay / total)

@@ -25,7 +25,9 @@ Records = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judgement:
-    verdict: str  # holds / holds only with … / not clear / does not hold / not measured
+    verdict: (
+        str  # holds / holds (only) with …, not clear … / not clear / does not hold / not measured
+    )
     because: str
 
 
@@ -184,12 +186,19 @@ def _aurocs(records: Records, row: str, background: str) -> Aurocs:
     }
 
 
-def _compared(ours: Aurocs, theirs: Aurocs) -> tuple[dict[tuple[str, str], int], str]:
-    """Like with like: one column, one recipe, and the trials that both have, from the first on."""
+def _compared(
+    ours: Aurocs, theirs: Aurocs, least: int = 1
+) -> tuple[dict[tuple[str, str], int], str]:
+    """Like with like: one column, one recipe, and the trials that both have, from the first on.
+
+    What has fewer than `least` trials is left out.
+    """
     signs, told = {}, []
     for column, recipe in (key for key in ours if key in theirs):
         (mine, length), (other, another) = ours[column, recipe], theirs[column, recipe]
         trials = min(len(mine), len(other))
+        if trials < least:
+            continue
         mine, other = mine[:trials], other[:trials]
         signs[column, recipe] = clear(mine - other)
         how = [recipe]
@@ -208,9 +217,9 @@ READINGS = ("eq. 5 A", "eq. 5 B", "eq. 5 C", "authors' code")
 
 
 def _background(records: Records) -> str:
-    """The background set of the record's tables."""
-    found = {cell["background"] for cell in records["table1"]["cells"]} - {"none"}
-    return min(found, default="none")
+    """The background set that eq. 4 was measured with."""
+    found = [cell["background"] for cell in records["table1"]["cells"] if cell["row"] == "eq. 4"]
+    return next((track for track in found if track != "none"), "none")
 
 
 def better(records: Records) -> Judgement:
@@ -246,20 +255,23 @@ def background(records: Records) -> Judgement:
 
     In row eq. 4 the background goes to the centroid, which is ours. The paper's term is eq. 5, and
     its authors' code has another: if one of them is clearly above the same without, the claim
-    holds; if none is, it holds only with the centroid; what was not measured in these trials is
-    not clear.
+    holds; if none is, it holds only with the centroid; what was not measured in as many of these
+    trials is not clear.
     """
     with_one = _background(records)
-
-    def gain(row: str, without: str) -> tuple[dict[tuple[str, str], int], str]:
-        return _compared(_aurocs(records, row, with_one), _aurocs(records, without, "none"))
-
-    signs, told = gain("eq. 4", "eq. 4")
+    ours = _aurocs(records, "eq. 4", with_one)
+    signs, told = _compared(ours, _aurocs(records, "eq. 4", "none"))
     if not signs:
         return NOTHING
     if not all(sign > 0 for sign in signs.values()):
         return Judgement(_not(signs), told)
-    theirs = [gain(row, _without(row))[0] for row in READINGS]
+    trials = max(len(values) for values, _ in ours.values())
+    theirs = [
+        _compared(_aurocs(records, row, with_one), _aurocs(records, _without(row), "none"), trials)[
+            0
+        ]
+        for row in READINGS
+    ]
     if any(signs.keys() <= found.keys() and min(found.values()) > 0 for found in theirs):
         return Judgement("holds", told)
     told += _first_split(records, READINGS)

@@ -47,7 +47,8 @@ RATES = (0.09, 0.3, 0.9)
 HELD_OUT = 0.1
 BATCH = 512
 EPOCHS = {"mnist": 40}
-MOST, SCREEN = 200, 0.1  # epochs of the other sets; share of them that a screening gets
+MOST = 200  # epochs of the other sets
+SCREEN, LEAST = 0.1, 10  # share of them that a screening gets, and the fewest
 
 
 def table2(
@@ -160,11 +161,11 @@ def _choose(
     """Accuracy on held-out training images by method and rate; a diverged one has 0."""
     kept, held = hold_out(train.labels, HELD_OUT, seed=0)
     seen, left = train.images[kept], {"held": train.images[held]}
-    epochs = max(1, round(SCREEN * plan.epochs))
+    epochs = min(plan.epochs, max(LEAST, round(SCREEN * plan.epochs)))
     tried = [(method, rate) for method in rows for rate in RATES]
     studies = [
         Study(
-            f"{column}-{method}-{rate:g}-{epochs}-screen",
+            f"{column}-{method}-{rate:g}-screen",
             seen,
             train.labels[kept],
             train.classes,
@@ -191,7 +192,7 @@ def _final(
     chosen = {method: max(tried, key=lambda r: tried[r]) for method, tried in screened.items()}
     studies = [
         Study(
-            f"{column}-{method}-{rate:g}-{plan.epochs}-{seed}",
+            f"{column}-{method}-{rate:g}-{seed}",
             train.images,
             train.labels,
             train.classes,

@@ -115,7 +115,7 @@ def look(row: Row, study: Study, outcome: Outcome, name: str, request: Request, 
     """Features (n, d) of the images study.look[name], of a study of the command `of`."""
     if row.space == "outputs":
         return outcome.outputs[name]
-    path: Path = request.runs(of) / study.name / "model.safetensors"
+    path: Path = request.runs(of) / study.folder / "model.safetensors"
     if not path.exists():
         raise DeepSimplexError(
             f"the model of the training {study.name!r}",

@@ -154,6 +154,7 @@ def results(
             for column, trial in group.items():
                 name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
                 name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
+                name += f"-{request.epochs}-epochs" if request.epochs else ""
                 name += f"-at-once-{plan.at_once}" if plan.at_once else ""  # timed for itself
                 plain = request.runs("opensets") / name
                 folder, own = (_by(plain, by) for by in (score, EVERY[row].score))

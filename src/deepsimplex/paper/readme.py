@@ -112,13 +112,19 @@ def _short(cell: dict[str, Any], trials: int) -> str:
 
 
 def closed_set(results: Path) -> str:
-    """Of every set its longest trainings."""
+    """Of every set the longest trainings that DSC and softmax both have, or the longest."""
     record = _read(results, "paper-table2")
     if record is None:
         return "Not measured yet: `deepsimplex paper table2` on a GPU."
-    longest: dict[str, int] = {}
+    lengths: dict[str, dict[str, set[int]]] = {}
     for cell in record["cells"]:
-        longest[cell["column"]] = max(cell["epochs"], longest.get(cell["column"], 0))
+        lengths.setdefault(cell["column"], {}).setdefault(cell["row"], set()).add(cell["epochs"])
+    longest = {
+        column: max(
+            rows.get("dsc", set()) & rows.get("softmax", set()) or set().union(*rows.values())
+        )
+        for column, rows in lengths.items()
+    }
     told = [c for c in record["cells"] if c["epochs"] == longest[c["column"]]]
     cells = {(c["column"], c["row"], c["epochs"]): c for c in told}
     columns = list(dict.fromkeys((column, epochs) for column, _, epochs in cells))

@@ -54,14 +54,17 @@ class Request:
         self.draw(name, figure, ", ".join((conditions(content, self.seeds).lstrip(", "), *more)))
 
     def _place(self, name: str, content: dict[str, Any]) -> str:
-        """NAME or, where a record of longer trainings or more seeds stands there, one beside it."""
+        """NAME or, where a record of longer trainings or of more seeds stands, one beside it."""
         before = self.recorded(name)
         mine = max(epochs_of(content)), self.seeds
-        if before is None or mine >= (max(epochs_of(before)), before["seeds"]):
+        if before is None or (
+            mine[0] >= max(epochs_of(before), default=0) and mine[1] >= before.get("seeds", 1)
+        ):
             return name
         beside = f"{name}-{mine[0]}-epochs" + (f"-{mine[1]}-seeds" if mine[1] > 1 else "")
         console.print(
-            f"{name}: the record{conditions(before, before['seeds'])}, stays; this one is {beside}."
+            f"{name}: the record{conditions(before, before['seeds'])}, stays; "
+            f"this one is {self.named(beside)}."
         )
         return beside
 

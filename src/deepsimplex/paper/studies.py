@@ -40,6 +40,11 @@ class Study:
     recipe: Recipe
     look: dict[str, np.ndarray]  # images whose outputs are wanted, by a name
 
+    @property
+    def folder(self) -> str:
+        """Trainings of other lengths stand beside one another."""
+        return f"{self.name}-{self.recipe.epochs}-epochs"
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
@@ -65,7 +70,7 @@ def conduct(
     """Every study's outcome, in order; those that were done before are read back."""
     where = engine.pick_device(device)
     with training(title, trainings=len(studies)) as begin:
-        jobs = (_one(study, folder / study.name, where, begin(study.name)) for study in studies)
+        jobs = (_one(study, folder / study.folder, where, begin(study.name)) for study in studies)
         return drive(jobs, where, at_once=side_by_side(where))
 
 
