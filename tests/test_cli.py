@@ -114,6 +114,45 @@ def folder(tmp_path_factory):
     return picture_folder(tmp_path_factory.mktemp("images"), 0)
 
 
+def test_a_damaged_model_of_a_finished_run_is_made_again(tmp_path, capsys):
+    words = ["train", "digits", "--out", str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"]
+    assert run(words) == 0
+    model = tmp_path / "run" / "model.safetensors"
+    whole = model.read_bytes()
+    for left in (whole[:500], None):
+        model.write_bytes(left) if left else model.unlink()
+        assert run(words) == 1
+        assert "results.json; the same command makes the model again" in capsys.readouterr().err
+    (tmp_path / "run" / "results.json").unlink()
+    assert run(words) == 0
+    assert model.read_bytes() == whole
+
+
+def test_a_training_that_learned_nothing_is_told(tmp_path, capsys):
+    words = ["train", "digits", "--out", str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"]
+    assert run([*words, "--learning-rate", "1e-9"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no better than naming one class always" in out
+    assert run([*words[:3], str(tmp_path / "other"), *words[4:]]) == 0
+    assert "no better than" not in capsys.readouterr().out
+
+
+def test_what_a_folder_lacks_and_a_net_needs_is_told(folder, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "images")
+    (tmp_path / "images" / "dog").mkdir()
+    words = ["--epochs", "1", "--device", "cpu"]
+    assert run(["train", str(tmp_path / "images"), "--out", str(tmp_path / "a"), *words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no images in dog, taken for no class" in out
+    more = ["--backbone", "resnet18", "--out", str(tmp_path / "b")]
+    assert run(["train", str(folder), *more, *words]) == 1
+    assert "unless --size says more" in capsys.readouterr().err
+    assert run(["estimate", str(folder), "--leave-out", "3", "--out", str(tmp_path / "c")]) == 1
+    assert "got 3; add some, or lower --leave-out" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def test_folder(tmp_path_factory):
     """Other images of the same classes."""

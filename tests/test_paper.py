@@ -192,11 +192,11 @@ def test_other_splits_have_a_record_of_their_own(here, capsys):
     found = record(here, "table1-neal")
     assert (before["family"], found["family"]) == ("arpl", "neal")
     assert len(found["cells"]) == 1
-    for wrong in ("foo", "arpl,neal", ""):
+    for wrong, remedy in (("foo", "choose"), ("nael", "did you mean 'neal'?"), ("", "choose")):
         for table in ("table1", "closed"):
             elsewhere = ("--out", str(here / "new"), "--splits", wrong)
             assert paper(table, *words, *elsewhere) == 1
-            said = f"expected splits among arpl, neal; got {wrong!r}; choose"
+            said = f"expected splits among arpl, neal; got {wrong!r}; {remedy}"
             assert capsys.readouterr().err == f"deepsimplex: {said}\n"
     assert not (here / "new").exists()
 

@@ -75,6 +75,23 @@ def test_a_shorter_study_stands_beside_a_longer_one(epochs, seeds, name, tmp_pat
         assert "7 000 images of letters, 9 epochs, 2 seeds, stays; this one is " + name in out
 
 
+def test_what_a_figure_was_drawn_from_stands_clear_of_its_legend(tmp_path):
+    """A legend outside the panels moves when a figure is cut to what is drawn."""
+    request = Request(False, "cpu", tmp_path, tmp_path, tmp_path, tmp_path)
+    figure = Figure(layout="constrained")
+    figure.subplots().plot([0, 1], label="line")
+    figure.legend(loc="outside lower center")
+    request.draw("legend", figure, "9 epochs")
+    assert figure.legends[0].get_title().get_text() == "9 epochs"
+    assert not figure.texts
+    figure = Figure(layout="constrained")
+    figure.subplots().set_xlabel("label")
+    request.draw("label", figure, "9 epochs")
+    (below,) = figure.texts
+    label = figure.axes[0].xaxis.label.get_window_extent()
+    assert below.get_window_extent().y1 < label.y0
+
+
 def test_radius_trains_draws_and_resumes(tmp_path, monkeypatch, capsys):
     few_digits(monkeypatch, 128)
     monkeypatch.setattr(radii, "RADII", (1, 64))

@@ -1,6 +1,7 @@
 """The paper's figures in their quick form: records, pictures, resuming, and what they compute."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -80,7 +81,10 @@ def test_again_reads_back_without_training(name, done, monkeypatch, capsys):
     assert {k: v for k, v in again.items() if k not in differ} == {
         k: v for k, v in records[name].items() if k not in differ
     }
-    assert "Record:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Record:" in out
+    done, all_of_them = re.search(r"(\d+) of (\d+) trainings were done before", out).groups()
+    assert done == all_of_them
 
 
 def test_simplex_has_a_panel_for_each_dimension(done):

@@ -58,7 +58,10 @@ def test_another_recipe_is_refused_and_named(tmp_path):
     with Run(tmp_path, Recipe(), {"keep": 0.9}):
         pass
     with pytest.raises(
-        RunError, match=r"different data\.keep, recipe\.epochs, recipe\.settings\.loss"
+        RunError,
+        match=r"different data\.keep \(0\.9 there, 0\.8 asked\), "
+        r"recipe\.epochs \(100 there, 3 asked\), "
+        r'recipe\.settings\.loss \("squared" there, "softmax" asked\);',
     ):
         Run(
             tmp_path,
@@ -307,6 +310,21 @@ def test_sigterm_writes_a_checkpoint_and_exits_143(archive, uninterrupted, tmp_p
     check_log(out)
     again = subprocess.run(command(archive, out), check=True, capture_output=True, text=True)
     assert "Already finished" in again.stdout
+
+
+@pytest.mark.parametrize("name", ["results.json", "environment.json"])
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_broken_file_of_a_run_is_told(name, content, tmp_path):
+    """It can go: everything else is still there."""
+    with Run(tmp_path, Recipe(), {}) as run:
+        if name == "results.json":
+            run.finish({"accuracy": 1.0})
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RunError, match=f"JSON in .*{name}; got a broken file; delete it; "):
+        Run(tmp_path, Recipe(), {}).__enter__()
+    (tmp_path / name).unlink()
+    with Run(tmp_path, Recipe(), {}) as run:
+        assert run.results is None
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,13 @@ them build on the meta device too.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepsimplex.errors import DeepSimplexError
+from deepsimplex.errors import DeepSimplexError, meant
 from deepsimplex.layers import convolve, norm_act, stem
 from deepsimplex.resnet import BLOCKS, ResNet
 
@@ -252,7 +251,8 @@ def build_backbone(name: str, shape: Sequence[int]) -> Backbone:
         raise DeepSimplexError(
             f"images of at least {_least_side(name)} pixels a side for the backbone {name!r}",
             f"{size[0]}×{size[1]}",
-            "enlarge the images, use backbone 'auto', or flatten them to vectors for 'mlp'",
+            "give larger images (a folder is shrunk unless --size says more), use backbone 'auto', "
+            "or flatten them to vectors for 'mlp'",
         )
     if name == "small":
         return SmallNet(channels, size=size)
@@ -285,12 +285,11 @@ def _check_shape(shape: Sequence[int]) -> None:
 
 
 def _unknown_name(name: str, known: Sequence[str]) -> DeepSimplexError:
-    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     listed = f"one of {', '.join(known)}" if len(known) <= 30 else "one of timm.list_models()"
     return DeepSimplexError(
         f"a backbone: {listed}",
         repr(name),
-        f"did you mean {close[0]!r}?" if close else "pick one of these",
+        meant(name.lower(), known, "pick one of these", cutoff=0.5),
     )
 
 

@@ -26,7 +26,7 @@ from deepsimplex.data.folders import counted, image_files, list_images
 from deepsimplex.data.pictures import read_images
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
 from deepsimplex.engine import pick_device
-from deepsimplex.errors import DeepSimplexError
+from deepsimplex.errors import DeepSimplexError, ModelFileError, RunError
 from deepsimplex.fitting import (
     check_background,
     check_pretrained,
@@ -93,6 +93,7 @@ def train(
     some, theirs = images[training_part], torch.from_numpy(labels[training_part])
     with run:
         if run.results is not None:
+            _check_whole(run)
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
         if trained is not None:
@@ -117,6 +118,18 @@ def train(
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held], trained))
     console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
+
+
+def _check_whole(run: Run) -> None:
+    """A finished run whose model can be read."""
+    try:
+        Model.load(run.model_path, "cpu")
+    except ModelFileError as error:
+        raise RunError(
+            error.expected,
+            error.got,
+            f"delete {run.folder / 'results.json'}; the same command makes the model again",
+        ) from None
 
 
 def _announce(recipe: Recipe, start: Pretrained, run: Run) -> None:
@@ -188,6 +201,12 @@ def _training_results(
         results["held_out_accuracy"] = accuracy(labels, model.judge(images).predicted)
         reached = percent(results["held_out_accuracy"])
         console.print(f"Accuracy on the {len(labels)} held-out images: {reached} %.")
+        usual = np.bincount(labels).max() / len(labels)
+        if results["held_out_accuracy"] <= usual:
+            console.print(
+                f"That is no better than naming one class always ({percent(usual)} %): nothing was "
+                "learned. Try a lower --learning-rate, or more --epochs."
+            )
     if model.threshold is not None:
         results["threshold"] = model.threshold.to_json()
         console.print(f"Threshold: {model.threshold.meaning(model.classes)}")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from deepsimplex import inference
 from deepsimplex.data.augment import ONE, Views
 from deepsimplex.detector_table import CALLS, DETECTORS, Logits, Parts, Row
-from deepsimplex.errors import DeepSimplexError, MissingExtraError
+from deepsimplex.errors import DeepSimplexError, MissingExtraError, meant
 from deepsimplex.frozen import compute_features
 from deepsimplex.methods.base import Encoder, Method
 
@@ -142,12 +141,11 @@ def check_score(method: Method, score: str) -> None:
         return
     if score not in DETECTORS:
         known = [*method.scores, *DETECTORS]
-        close = difflib.get_close_matches(score, known, n=1)
         own, others = ", ".join(method.scores), [n for n in DETECTORS if n not in method.scores]
         raise DeepSimplexError(
             f"a score among {own} (its own) or {', '.join(others)} (detectors)",
             repr(score),
-            f"did you mean {close[0]!r}?" if close else "choose one of them",
+            meant(score, known, "choose one of them"),
         )
     if score == "energy" and {*method.scores} <= {"distance", "max_probability"}:
         raise DeepSimplexError(

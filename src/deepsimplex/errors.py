@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class DeepSimplexError(ValueError):
     """One line a person can act on.
@@ -42,3 +45,9 @@ class Stopped(Exception):
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
         self.signal = signal
+
+
+def meant(name: str, among: Iterable[str], otherwise: str, cutoff: float = 0.6) -> str:
+    """A remedy for a misspelt name: the one that was meant, or else what to do."""
+    close = difflib.get_close_matches(name, [*among], n=1, cutoff=cutoff)
+    return f"did you mean {close[0]!r}?" if close else otherwise

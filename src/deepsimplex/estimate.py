@@ -47,7 +47,9 @@ def estimate(
     folds = leave_out_trials(data, left_out, how["seed"])
     if min(len(fold) for fold in folds) < 2:
         raise DeepSimplexError(
-            f"{left_out + 2} or more classes in {data.source}", f"{len(data.classes)}", "add some"
+            f"{left_out + 2} or more classes in {data.source}",
+            f"{len(data.classes)}",
+            "add some, or lower --leave-out" if left_out > 1 else "add some",
         )
     extra = extra_beside(background, data)
     start = Pretrained(weights, freeze, data_root() / "features" if freeze else None)

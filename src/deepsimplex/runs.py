@@ -202,7 +202,7 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """What the finished run found; None while it is not finished."""
         path = self.folder / "results.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return _read(path, "the same command finds them anew") if path.exists() else None
 
     def __enter__(self) -> Run:
         import fcntl  # POSIX only; the estimator does without run folders
@@ -277,7 +277,7 @@ class Run:
         if not path.exists():
             write_json(path, now | {"resumed": []})
             return
-        record = json.loads(path.read_text())
+        record = _read(path, "it is written anew")
         sessions = [{k: v for k, v in record.items() if k != "resumed"}, *record["resumed"]]
         if now != sessions[-1]:
             record["resumed"].append(now)
@@ -371,14 +371,32 @@ def _trained(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
-    """Dotted names of the fields in which two JSON records differ."""
+    """Dotted names of the fields in which two JSON records differ, with both values."""
     if isinstance(here, dict) and isinstance(asked, dict):
         found = []
         for key in sorted({*here, *asked}):
             inner = f"{name}.{key}" if name else key
             found += _differences(here.get(key), asked.get(key), inner)
         return found
-    return [] if here == asked else [SPOKEN.get(name, name)]
+    if here == asked:
+        return []
+    return [SPOKEN.get(name) or f"{name} ({_value(here)} there, {_value(asked)} asked)"]
+
+
+def _value(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _read(path: Path, then: str) -> dict[str, Any]:
+    """A file of a run folder, which is ours to write: a broken one can go."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RunError(f"JSON in {path}", "a broken file", f"delete it; {then}")
+    return found
 
 
 SPOKEN = {

@@ -158,12 +158,15 @@ def _labelled(listing: Listing, images: np.ndarray, kept: np.ndarray) -> Labelle
             "repair its images, or take the class away",
         )
     skipped = sorted(set(range(len(listing.files))) - set(kept.tolist()))
+    said = listing.interpretation
+    if listing.empty:
+        said += f"; no images in {', '.join(map(shown, listing.empty))}, taken for no class"
     return LabelledSet(
         str(listing.root),
         images,
         labels,
         listing.classes,
-        listing.interpretation,
+        said,
         tuple(shown(listing.files[index]) for index in skipped),
     )
 

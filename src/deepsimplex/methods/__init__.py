@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields, replace
 from typing import Any
 
 from deepsimplex.backbones import build_backbone
-from deepsimplex.errors import DeepSimplexError
+from deepsimplex.errors import DeepSimplexError, meant
 from deepsimplex.methods.base import Encoder, Method
 from deepsimplex.methods.dsc import DSCSettings
 from deepsimplex.methods.rows import METHODS, Row
@@ -18,9 +17,8 @@ __all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for", "sett
 def method_row(name: str) -> Row:
     if name in METHODS:
         return METHODS[name]
-    close = difflib.get_close_matches(name, METHODS, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "choose one of them"
-    raise DeepSimplexError(f"a method among {', '.join(METHODS)}", repr(name), remedy)
+    remedy = meant(name, METHODS, f"choose one of {', '.join(METHODS)}")
+    raise DeepSimplexError("a method that `deepsimplex methods` lists", repr(name), remedy)
 
 
 def settings_for(name: str, changes: dict[str, Any] | None = None) -> Any:

@@ -263,8 +263,9 @@ def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, 
 
 
 def _one(given: str, among: tuple[str, ...], what: str) -> str:
-    from deepsimplex.errors import DeepSimplexError
+    from deepsimplex.errors import DeepSimplexError, meant
 
     if given not in among:
-        raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(given), "choose")
+        remedy = meant(given, among, "choose")
+        raise DeepSimplexError(f"{what} among {', '.join(among)}", repr(given), remedy)
     return given

@@ -158,6 +158,7 @@ def results(
                 name += f"-at-once-{plan.at_once}" if plan.at_once else ""  # timed for itself
                 plain = request.runs("opensets") / name
                 folder, own = (_by(plain, by) for by in (score, EVERY[row].score))
+                done = (folder / "results.json").exists()
                 if folder != own:  # the same training by its own score may be there
                     donors.append(own)
                 record = yield from compare.running(
@@ -169,7 +170,7 @@ def results(
                     score=score,
                     at_once=at_once,
                     donors=donors,
-                    report=begin(f"{column}, {row}, trial {number}"),
+                    report=None if done else begin(f"{column}, {row}, trial {number}"),
                 )
                 found[column, track, row].append(record | {"folder": folder})
                 donors.append(folder)

@@ -101,7 +101,7 @@ class Request:
         import matplotlib as mpl
 
         if under:
-            figure.text(0.5, -0.01, under, ha="center", va="top", fontsize=8, color="0.3")
+            _write_below(figure, under)
         self.figures.mkdir(parents=True, exist_ok=True)
         stem = self.figures / self.named(name)
         with mpl.rc_context({"svg.hashsalt": "deepsimplex"}):
@@ -111,6 +111,18 @@ class Request:
 
     def named(self, name: str) -> str:
         return f"{name}-quick" if self.quick else name
+
+
+def _write_below(figure: Figure, words: str) -> None:
+    """Under all that is drawn; where a legend stands there, over that, which moves in saving."""
+    for legend in figure.legends:
+        legend.set_title(words)
+        legend.get_title().set(fontsize=8, color="0.3")
+        return
+    figure.draw_without_rendering()
+    drawn, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    x, y = (drawn.x0 + drawn.x1) / 2 / width, (drawn.y0 - 0.08) / height
+    figure.text(x, y, words, ha="center", va="top", fontsize=8, color="0.3")
 
 
 def read_record(path: Path) -> Any:

@@ -11,9 +11,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods.dsc import DSC
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
-from deepsimplex.terminal import training
+from deepsimplex.terminal import Report, console, training
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +43,9 @@ class Study:
     def folder(self) -> str:
         """Trainings of other lengths stand beside one another."""
         return f"{self.name}-{self.recipe.epochs}-epochs"
+
+    def done(self, root: Path) -> bool:
+        return (root / self.folder / "results.json").exists()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,15 +71,21 @@ def conduct(
 ) -> list[Outcome]:
     """Every study's outcome, in order; those that were done before are read back."""
     where = engine.pick_device(device)
-    with training(title, trainings=len(studies)) as begin:
-        jobs = (_one(study, folder / study.folder, where, begin(study.name)) for study in studies)
+    done = sum(study.done(folder) for study in studies)
+    if done:
+        console.print(f"{title}: {done} of {len(studies)} trainings were done before.")
+    with training(title, trainings=len(studies) - done) as begin:
+        jobs = (
+            _one(study, folder, where, None if study.done(folder) else begin(study.name))
+            for study in studies
+        )
         return drive(jobs, where, at_once=side_by_side(where))
 
 
 def _one(
-    study: Study, folder: Path, where: torch.device, report: Callable[[dict[str, Any]], None]
+    study: Study, root: Path, where: torch.device, report: Report | None
 ) -> Generator[None, None, Outcome]:
-    began = time.perf_counter()
+    began, folder = time.perf_counter(), root / study.folder
     data = {
         "study": study.name,
         "fingerprint": fingerprint(study.images, study.labels, *study.look.values()),
@@ -97,7 +105,7 @@ def _one(
 
 
 def _trained(
-    study: Study, where: torch.device, run: Run, report: Callable[[dict[str, Any]], None]
+    study: Study, where: torch.device, run: Run, report: Report | None
 ) -> Generator[None, None, dict[str, np.ndarray]]:
     model = yield from fitting(
         to_tensor(study.images),

@@ -122,7 +122,9 @@ def _print(
             shown = f"{measure if measure == 'accuracy' else measure.upper()} in %, {title}, "
             shown += f"{plan.trials} {plan.family} trials, {plan.recipe} recipe, "
             shown += f"score {plan.score}" if plan.score else "each by its own score"
-            if plan.columns != ("digits",):
+            if plan.columns == ("digits",):
+                shown += " (none published: the paper has no digits of 8 pixels)"
+            else:
                 shown += " (published, under other protocols)"
             table(shown, ("", *plan.columns), rows)
     for column in plan.columns:
