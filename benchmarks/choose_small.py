@@ -4,10 +4,10 @@
     python benchmarks/choose_small.py mnist --split 0 --images 3600 --background cifar100 …
 
 Training images only (of digits all, which are the demo's test images too), two classes left out at
-a time, every class once (`--split`: only those that are known in that ARPL split); each method by its default recipe on the CPU, without a background,
-with one as it is and, where it is photographs beside drawings, with it drawn (data/drawings.py);
-its own score, the nearest training feature, and both joined. Records up to 076d1a9 have photographs
-as they are.
+a time, every class once (`--split`: only those that are known in that ARPL split); each method by
+its default recipe on the CPU, without a background, with one as it is and, where it is photographs
+beside drawings, with it drawn (data/drawings.py); its own score, the nearest training feature, and
+both joined. Records up to 076d1a9 have photographs as they are.
 """
 
 from __future__ import annotations

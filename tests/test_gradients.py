@@ -23,6 +23,7 @@ from deepsimplex.methods import prototypes as points
 from deepsimplex.methods.arpl_cs import sureness
 from deepsimplex.methods.base import Batch
 from deepsimplex.methods.basis import basis_loss
+from deepsimplex.methods.networks import steady
 
 N, WIDTH, CLASSES = 7, 5, 4
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2, 3])
@@ -173,17 +174,52 @@ def test_what_a_second_stage_leaves_alone():
     assert plan["tune"].frozen == (energy.encoder,)
     gdfr, plan = stages("gdfr")
     assert plan["fit"].frozen == (gdfr.encoder.backbone.autoencoder,)
+    for name in ("osrci", "g-openmax"):  # painted images move no running statistics
+        gan, plan = stages(name)
+        assert set(plan["open"].frozen) == {gan.closed, gan.inverse, gan.generator, gan.encoder}
     c2ae, plan = stages("c2ae")
     assert plan["decode"].frozen == (c2ae.encoder, c2ae.head)
 
 
-def test_painters_have_their_own_adam():
-    for name, stage, rate in (("arpl-cs", "fit", 2e-4), ("osrci", "gan", 2e-4)):
-        updates = {u.name: u for u in stages(name)[1][stage].updates}
-        for painter in set(updates) - {"fit"}:
-            optimiser = updates[painter].optimiser
-            assert (optimiser.kind, optimiser.momentum) == ("adam", 0.5)
-            assert optimiser.learning_rate == rate
+GAN = (("critic", "adam", 2e-4, 0.5, True), ("paint", "adam", 2e-4, 0.5, True))
+# Stages of 100 epochs: their length, and of each update that has an optimiser of its own its name,
+# kind, rate, momentum, and whether that rate stays as it is.
+OWN = {
+    "arpl-cs": {
+        "fit": (
+            100,
+            ("critic", "adam", 2e-4, 0.5, True),
+            ("generator", "adam", 2e-4, 0.5, True),
+        )
+    },
+    "c2ae": {"fit": (100,), "decode": (100, ("decode", "adam", 1e-3, 0.9, False))},
+    "energy": {"fit": (90,), "tune": (10, ("tune", "sgd", 1e-3, 0.9, False))},
+    "gdfr": {"autoencode": (50, ("autoencode", "adam", 1e-3, 0.9, False)), "fit": (100,)},
+    "osrci": {"gan": (50, *GAN), "fit": (100,), "open": (10, ("open", "adam", 5e-5, 0.9, False))},
+    "g-openmax": {
+        "gan": (50, *GAN),
+        "fit": (100,),
+        "open": (10, ("open", "adam", 5e-5, 0.9, False)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_stages_have_their_lengths_and_optimisers(name):
+    method = build_method(name, "small", (1, 8, 8), 3)
+    found = {}
+    for stage in method.stages(100):
+        own = [(u.name, u.optimiser) for u in stage.updates if u.optimiser is not None]
+        told = [(n, o.kind, o.learning_rate, o.momentum, o.schedule is steady) for n, o in own]
+        found[stage.name] = (stage.epochs, *told)
+    assert found == OWN.get(name, {"fit": (100,)})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_losses_of_pairs_have_four_images_of_each_class(name):
+    pairs = ("contrastive", "triplet", "triplet-semihard", "marginal", "range")
+    for stage in build_method(name, "small", (1, 8, 8), 3).stages(10):
+        assert stage.per_class == (4 if name in pairs else None)
 
 
 # The numbers of the papers or of their authors' code, at unit radius or unit length where ours is.

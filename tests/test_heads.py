@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.heads import DAM, DAM_WEIGHTS, LinearHead, NoHead, build_head, choose_head
+from deepsimplex.methods.base import through_head
 
 
 def centred_rank(outputs: torch.Tensor) -> int:
@@ -137,3 +139,18 @@ def test_other_errors() -> None:
         DAM(3, 4, hidden=0)
     with pytest.raises(DeepSimplexError, match="2 or more classes"):
         choose_head(3, 1)
+
+
+def test_a_head_is_not_rounded_under_autocast():
+    """Of features in half precision and in single; a head of millions of weights may be."""
+    head = nn.Linear(6, 3)
+    features = torch.randn(5, 6)
+    plain = head(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(through_head(head, features), plain)
+        half = features.bfloat16()
+        rounded = through_head(head, half)
+        large = nn.Linear(4096, 4096, bias=False)
+        assert through_head(large, torch.randn(2, 4096)).dtype == torch.bfloat16
+    assert torch.equal(rounded, head(half.float()))
+    assert through_head(nn.Linear(6, 3).double(), features.double()).dtype == torch.float64

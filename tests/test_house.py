@@ -60,6 +60,7 @@ HOUSE = [
     "methods",
     "inference",
     "recipes",
+    "asked",
     "batches",
     "lanes",
     "optimisers",

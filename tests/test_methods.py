@@ -402,7 +402,7 @@ def test_words_of_settings():
 def test_method_names_are_suggested():
     with pytest.raises(DeepSimplexError, match="did you mean 'softmax'"):
         method_row("sofmax")
-    with pytest.raises(DeepSimplexError, match="a method among"):
+    with pytest.raises(DeepSimplexError, match="choose one of dsc"):
         Recipe(method="resnet")
 
 
@@ -570,6 +570,14 @@ def test_the_row_of_the_authors_is_their_script():
     value = method.loss(Batch(known, torch.from_numpy(labels), others, 0))
     expected = oracles.authors_three_terms(features, labels, background, 200 * centres, 48)
     assert float(value) == pytest.approx(expected, rel=1e-10)
+    # Their second score: squared distances over the length of all C of them.
+    outputs = method(known)
+    scores = method.class_scores(outputs, "relative").numpy()
+    for found, f in zip(scores, features, strict=True):
+        squares = [oracles.squared_distance(f, 200 * centre) for centre in centres]
+        length = math.sqrt(sum(square**2 for square in squares))
+        assert found == pytest.approx([-square / length for square in squares], rel=1e-10)
+    assert torch.equal(method.knownness(outputs, "relative"), torch.from_numpy(scores.max(1)))
 
 
 @pytest.mark.parametrize("reading", ["A", "B", "C"])

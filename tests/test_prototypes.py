@@ -113,9 +113,40 @@ def test_at_its_anchor_an_image_is_wholly_known():
 def test_rejection_does_not_round_to_ties():
     """d = (1, 60) and (1, 61): softmin rounds to 1 in float64, what it lacks does not."""
     far = rejection(torch.tensor([[1.0, 60.0], [1.0, 61.0]], dtype=torch.float64))
-    assert far[:, 0].tolist() == pytest.approx([math.exp(-59), math.exp(-60)], rel=1e-9)
+    wanted = [math.exp(-59), math.exp(-60)]
+    assert far[:, 0].tolist() == pytest.approx(wanted, rel=1e-9, abs=0)
     random = 30 * torch.rand(200, 6, dtype=torch.float64)
     assert torch.equal(rejection(random).argmin(1), random.argmin(1))
+
+
+def test_cac_ends_its_training_around_the_means_of_the_correct():
+    images, labels = toys.tensors(*toys.pictures(90))
+    method = fit_model(images, labels, list("abc"), toys.quick("cac", 15), device="cpu").method
+    with torch.no_grad():
+        logits = method(images)
+    right = logits.argmax(1) == labels
+    means = torch.stack([logits[right & (labels == c)].mean(0) for c in range(3)])
+    assert torch.allclose(method.centres, means, atol=1e-5)
+    assert not torch.allclose(method.centres, 10 * torch.eye(3), atol=0.1)
+
+
+def test_float32_logits_do_not_tie():
+    """Far from every centre, or from the border, single precision would round scores alike."""
+    method = build_method("cac", "mlp", (6,), 3)
+    rows = torch.tensor([[10.0, 0.0, 0.0], [10.0, -30.0, -30.0], [10.0, -40.0, -40.0]])
+    known = method.knownness(rows, "rejection")
+    assert known.dtype == torch.float64
+    assert known.min() < known.max() <= 0
+    softmax = build_method("softmax", "mlp", (6,), 3)
+    near = torch.tensor([[25.0, 0.0, 0.0], [30.0, 0.0, 0.0]])
+    for score in ("max_probability", "neg_entropy", "energy", "max_logit"):
+        low, high = softmax.knownness(near, score).tolist()
+        assert low < high, score
+
+
+@pytest.mark.parametrize("name", ["rpl", "arpl", "arpl-cs"])
+def test_the_radius_of_open_space_begins_at_0(name):
+    assert not build_method(name, "small", (1, 8, 8), 3).radius.any()
 
 
 def test_simplex_vertices_as_anchors_give_dsc_unsquared():

@@ -19,7 +19,7 @@ from deepsimplex.methods.base import Batch, Encoder
 from deepsimplex.methods.c2ae import C2AESettings
 from deepsimplex.methods.crosr import CROSRSettings
 from deepsimplex.methods.gdfr import GDFRSettings
-from deepsimplex.methods.openmax import OpenMax, OpenMaxSettings
+from deepsimplex.methods.openmax import OpenMax, OpenMaxSettings, all_distances
 from deepsimplex.methods.softmax import Softmax, SoftmaxSettings
 from deepsimplex.methods.turned import turned
 from deepsimplex.methods.weibull import openmax_logits, tail_probability, unknown_odds
@@ -227,6 +227,18 @@ def test_crosr_without_latents_is_openmax():
         alone = crosr.knownness(crosr(images), "openmax")
         assert torch.equal(alone, plain.knownness(plain(images), "openmax"))
         assert not torch.allclose(alone, full)
+
+
+def test_crosr_ends_its_training_with_tails_that_hold_most_of_the_knowns():
+    images, labels = toys.tensors(*toys.pictures(120))
+    method = fit_model(images, labels, list("abc"), toys.quick("crosr", 15), device="cpu").method
+    assert float(method.unit) not in (0, 1)
+    with torch.no_grad():
+        joint = method._joint(method(images))
+    w = tail_probability(all_distances(joint, method.means.double(), "euclid"), method.tails)
+    own = w.gather(1, labels[:, None])
+    assert own.median() < 0.1
+    assert (w.sum(1, keepdim=True) - own > 1.9).all()
 
 
 def test_crosr_paints_better_than_the_mean_image():

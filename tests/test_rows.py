@@ -169,6 +169,17 @@ def test_rows_descend_their_loss(name):
     assert value == pytest.approx(expected, rel=1e-5)  # some are taken in float32
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_keep_single_precision_under_autocast(name):
+    """Of features of single precision: only nets compute in half."""
+    method, batch = by_hand(name).float(), hand_batch()
+    single = Batch(batch.images.float(), batch.labels, None, batch.step)
+    expected = ROWS[name](method, single.images.double().numpy(), batch.labels.tolist())
+    with torch.autocast("cpu", torch.bfloat16):
+        value = float(descended(method)(single).detach())
+    assert value == pytest.approx(expected, rel=2e-5)
+
+
 def test_no_two_rows_have_one_loss():
     """Where two agreed on these vectors, an exchange would not be seen."""
     batch = hand_batch()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deepsimplex import compare
+from deepsimplex.asked import unlike
 from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
 from deepsimplex.data.augment import Views
@@ -39,7 +40,7 @@ from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model, repeated
 from deepsimplex.own import known_data, load, recipe_for
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, fingerprint, unlike
+from deepsimplex.runs import Run, fingerprint
 from deepsimplex.terminal import called, console, percent, progress, table, training
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from deepsimplex import metrics
+from deepsimplex.asked import unlike
 from deepsimplex.calibration import least_sample
 from deepsimplex.data.augment import ONE, Views
 from deepsimplex.data.protocols import Trial
@@ -24,7 +25,7 @@ from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, code_commit, fingerprint, unlike, write_arrays
+from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -152,7 +152,8 @@ def authors_loss(
 
     (1/2nd)Σ_i r_i + (1/2Cn)Σ_i Σ_{j≠y_i}[m + r_i − D_ij]₊ + (1/2nK)Σ_i Σ_k[m + r_i − D_{k,y_i}]₊
 
-    with `ramp` clipping the hinge of the last term from above.
+    with `ramp` clipping the hinge of the last term from above. Without background the last is left
+    out; the authors' own script for that case has eq. 4 over d alone, without rivals.
     """
     with _full_precision(simplex, features, labels, background, check=check):
         targets = labels.long()[:, None]

@@ -11,7 +11,6 @@ The same command goes on where it stopped; a lock keeps two processes apart.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import json
@@ -34,7 +33,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 import deepsimplex
-from deepsimplex.data.augment import Views
+from deepsimplex.asked import completed, differences
 from deepsimplex.engine import Checkpoint, Place
 from deepsimplex.errors import RunError, Stopped
 from deepsimplex.recipes import Recipe
@@ -262,11 +261,11 @@ class Run:
             here = json.loads(path.read_text())
         except ValueError:
             raise RunError(f"a recipe in {path}", "a broken file", "choose another --out") from None
-        here = _completed(here)
+        here = completed(here)
         if here != self.asked:
             raise RunError(
                 f"the recipe that {self.folder} was begun with",
-                f"a different {', '.join(_differences(here, self.asked))}",
+                f"a different {', '.join(differences(here, self.asked))}",
                 "choose another --out, or delete that folder to begin anew",
             )
 
@@ -334,60 +333,6 @@ class Run:
         write_json(self.folder / "results.json", results)
 
 
-AFTER_TRAINING = ("trial", "source", "test", "score", "guarantee", "by", "radius")
-"""What a run was asked for that its weights do not depend on."""
-VIEWS = tuple(field.name for field in dataclasses.fields(Views))
-"""The same of its recipe."""
-
-
-def _completed(record: Any) -> Any:
-    """What a run was asked for, with the recipe's fields that came after it at their defaults."""
-    try:
-        recipe = Recipe.from_json(record["recipe"]).to_json()
-    except (ValueError, LookupError, TypeError):  # no recipe of this version: told as it is
-        return record
-    return record | {"recipe": json.loads(json.dumps(recipe))}
-
-
-def unlike(folder: Path, asked: dict[str, Any]) -> str | None:
-    """Why the run in `folder` has not trained what another is `asked` for; None if it has."""
-    try:
-        here = _completed(json.loads((folder / "recipe.json").read_text()))
-        told, wanted = (_trained(record) for record in (here, asked))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "no run"
-    different = _differences(told, wanted)
-    if different:
-        return f"one with a different {', '.join(different)}"
-    return None if (folder / "results.json").exists() else "one that is not finished"
-
-
-def _trained(record: dict[str, Any]) -> dict[str, Any]:
-    data = {key: value for key, value in record["data"].items() if key not in AFTER_TRAINING}
-    # Whether images are held out counts, not what is promised of them.
-    held = data.get("keep") is not None
-    recipe = {key: value for key, value in record["recipe"].items() if key not in VIEWS}
-    return {"recipe": recipe, "data": data | {"keep": held}}
-
-
-def _differences(here: Any, asked: Any, name: str = "") -> list[str]:
-    """Dotted names of the fields in which two JSON records differ, with both values."""
-    if isinstance(here, dict) and isinstance(asked, dict):
-        found = []
-        for key in sorted({*here, *asked}):
-            inner = f"{name}.{key}" if name else key
-            found += _differences(here.get(key), asked.get(key), inner)
-        return found
-    if here == asked:
-        return []
-    return [SPOKEN.get(name) or f"{name} ({_value(here)} there, {_value(asked)} asked)"]
-
-
-def _value(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else f"{text[:37]}…"
-
-
 def _read(path: Path, then: str) -> dict[str, Any]:
     """A file of a run folder, which is ours to write: a broken one can go."""
     try:
@@ -397,12 +342,3 @@ def _read(path: Path, then: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RunError(f"JSON in {path}", "a broken file", f"delete it; {then}")
     return found
-
-
-SPOKEN = {
-    "data.fingerprint": "set of images or labels",
-    "data.training": "set of training images",
-    "data.test": "set of test images",
-    "data.weights": "file of weights",
-}
-"""What fields that hold a hash stand for."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -215,11 +216,10 @@ def through_head(head: nn.Module, features: Tensor) -> Tensor:
     A head of millions of weights keeps autocast's precision: its products would take the time.
     """
     small = sum(p.numel() for p in head.parameters()) < 2**24
-    if not small or features.dtype not in (torch.bfloat16, torch.float16):
-        out: Tensor = head(features)
+    half = features.dtype in (torch.bfloat16, torch.float16)
+    with torch.autocast(features.device.type, enabled=False) if small else nullcontext():
+        out: Tensor = head(features.float() if small and half else features)
         return out
-    with torch.autocast(features.device.type, enabled=False):
-        return head(features.float())
 
 
 def known_and_background(

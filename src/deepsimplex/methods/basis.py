@@ -31,11 +31,11 @@ class BasisSettings:
 def basis_loss(features: Tensor, labels: Tensor, away: float = 1 / 3) -> Tensor:
     """mean_i ‖f_i − e_y‖ − away/(C−1) Σ_{j≠y} ‖f_i − e_j‖; unit f (n, C), labels (n,) → ().
 
-    Do et al. (2019), whose away is 1/3 [K]. Every row is compared with all C basis vectors, where
-    eq. 4 asks for its own centre alone. The order is the same, O(nC) and O(nd) with d = C−1, and
-    neither has a table of centres: ‖f − e_j‖² = 2 − 2f_j. On two cores it takes 1.3 times eq. 4's
-    time at 10 classes and 7.9 times at 10 000 (results/bench-loss-cpu.json). The own distance,
-    which goes to 0, where that cancels, is subtracted coordinate by coordinate.
+    Do et al. (2019), whose away is 1/3 and who sum over i [K]. Every row is compared with all C
+    basis vectors, where eq. 4 asks for its own centre alone. The order is the same, O(nC) and O(nd)
+    with d = C−1, and neither has a table of centres: ‖f − e_j‖² = 2 − 2f_j. On two cores it takes
+    1.3 times eq. 4's time at 10 classes and 7.9 times at 10 000 (results/bench-loss-cpu.json). The
+    own distance, which goes to 0, where that cancels, is subtracted coordinate by coordinate.
     """
     target = F.one_hot(labels, features.shape[1])
     own = length((features - target).square().sum(1))

@@ -79,7 +79,7 @@ def center_term(features: Tensor, labels: Tensor, centres: Tensor) -> Tensor:
 
 
 def contrastive_term(features: Tensor, labels: Tensor, centres: Tensor, delta: float) -> Tensor:
-    """½ mean_i ‖f_i − c_{y_i}‖² / (Σ_{j≠y_i} ‖f_i − c_j‖² + δ): a mean of ratios.
+    """½ mean_i ‖f_i − c_{y_i}‖² / (Σ_{j≠y_i} ‖f_i − c_j‖² + δ): a mean of ratios, the paper's sum.
 
     Σ_j ‖f − c_j‖² = C‖f − c̄‖² + Σ_j ‖c_j − c̄‖², so nothing of shape (n, C, d) is made.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepsimplex import losses
@@ -88,6 +89,7 @@ class DSC(Method):
     Eq. 7 leaves the features' length free, and the length tells how familiar an image is: its
     default score is the dot product. It has no distance: familiar features lie beyond their
     vertex and unknown ones nearer to it. The other losses pin the length and take the distance.
+    The authors' code has another beside it, `relative` to the distances from all centres.
     """
 
     def __init__(self, encoder: Encoder, classes: int, settings: DSCSettings) -> None:
@@ -98,6 +100,8 @@ class DSC(Method):
             self.scores = ("dot", "cosine", "distance")
         elif settings.loss == "softmax":
             self.scores = ("dot", "cosine")
+        elif settings.loss == "authors":
+            self.scores = ("distance", "cosine", "dot", "relative")
         width = settings.width or max(1, classes - 1)
         head: str = settings.head
         if head == "auto" and settings.hidden is not None:
@@ -159,8 +163,11 @@ class DSC(Method):
         )
 
     def class_scores(self, outputs: Tensor, score: str) -> Tensor:
-        """−‖f − v_j‖, f·v_j / ‖f‖ or f·v_j: one decision, three scores."""
+        """−‖f − v_j‖, f·v_j / ‖f‖, f·v_j or −d_j² / ‖(d_1², …, d_C²)‖: one decision."""
         check_score(self, score)
+        if score == "relative":
+            squared = squared_distances(self.simplex, outputs)
+            return -F.normalize(squared, dim=1)
         if score == "distance":
             return -length(squared_distances(self.simplex, outputs))
         dots = dot_products(self.simplex, outputs)

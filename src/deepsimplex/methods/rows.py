@@ -124,7 +124,7 @@ METHODS: dict[str, Row] = {
         ),
         "the authors' code: three terms on pooled features, first C of d+1 vertices",
         True,
-        defaults="their script, u = 200",
+        defaults="their script with background, u = 200; without, less its third term",
     ),
     # Open set, softmax and background
     "softmax": Row(
@@ -147,7 +147,7 @@ METHODS: dict[str, Row] = {
         EntropicSettings(ring=1e-4),
         "entropic; known features long, background's short",
         cite="Dhamija, Günther, Boult 2018",
-        defaults="the authors' code for 2-D features, but SGD",
+        defaults="the authors' code for 2-D features, not validated for longer ones; SGD",
     ),
     "oe": _shown(
         Entropic,
@@ -285,7 +285,7 @@ METHODS: dict[str, Row] = {
         "cross-entropy, and distance to the own centre over that to the others",
         family="centres",
         cite="Qi, Su 2017",
-        defaults="the paper, from memory; centres by Wen et al.'s rule",
+        defaults="the paper, from memory, but a mean over the batch; centres by Wen et al.'s rule",
     ),
     "sphereface": Row(
         Sphere,
@@ -301,7 +301,7 @@ METHODS: dict[str, Row] = {
         "softmax of cosines, less a margin for the own class",
         family="margins",
         cite="Wang et al. 2018",
-        defaults="the paper's margin; scale 16 for few classes, by its bound",
+        defaults="the paper's margin; scale 16, by its bound enough for 300 classes",
     ),
     "arcface": Row(
         Margin,
@@ -309,7 +309,7 @@ METHODS: dict[str, Row] = {
         "softmax of cosines, the angle to the own class widened by a margin",
         family="margins",
         cite="Deng et al. 2019",
-        defaults="the paper's margin; scale 16 for few classes, by CosFace's bound",
+        defaults="the paper's margin; scale 16, by CosFace's bound enough for 300 classes",
     ),
     "regularface": Row(
         Spread,
