@@ -61,6 +61,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "strong": {"augment": "strong"},
     "bare": {"weight_decay": 0.0},
     "light": {"weight_decay": 1e-4},  # the benchmark recipe has 5e-4
+    "lighter": {"weight_decay": 5e-5},
     "heavy": {"weight_decay": 1e-3},
     "average": {"average": 0.9995},
     "free": {"clip": None},
@@ -81,6 +82,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "smooth": {"label_smoothing": 0.1},
     "T2": {"temperature": 2.0},
     "3": {"blend": 3.0},
+    "tenth": {"blend": 0.1},
     ".1": {"background_weight": 0.1},
 }
 

@@ -86,7 +86,9 @@ def no_parameter(records: Records) -> Judgement:
     how = conditions(record)
     if not gone and max(means) - min(means) <= 1:
         return Judgement("holds", f"{min(means):.1f} to {max(means):.1f} % at every u{how}")
-    told = f"as printed: diverged at u = {', '.join(gone)}" if gone else "as printed"
+    rate = record.get("recipe", {}).get("learning_rate")
+    told = "as printed" + ("" if rate is None else f", rate {rate:g}")
+    told += f": diverged at u = {', '.join(gone)}" if gone else ""
     if means:
         told += f"; {min(means):.1f} to {max(means):.1f} % where it trained"
     if any(cell["accuracy"] is None for cell in unit):
