@@ -1,41 +1,62 @@
-"""The cost of each method in trainings of softmax, from a record of `compare`.
+"""What each method costs in trainings of softmax, each timed beside one of its own.
 
-    deepsimplex compare digits --methods all --trials 3
-    python benchmarks/costs.py results/compare-digits-arpl-all.json
+    python benchmarks/costs.py
 
-Writes src/deepsimplex/methods/costs.json, which `deepsimplex methods` shows: whole trainings with
-all their stages, calibration and test, one after another on an idle machine; the median of the
-trials, since the first training of a process also starts libraries up. Two runs of one method
-differ by a tenth or two.
+Writes results/costs-digits.json and, of that, src/deepsimplex/methods/costs.json, which
+`deepsimplex methods` shows: whole trainings on digits with all their stages, calibration and test,
+as `compare digits` has them. A machine's speed drifts over minutes, so each is followed by softmax
+on the same trial, and the median of the trials' ratios counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
+import tempfile
 from pathlib import Path
+from typing import Any
 
-from deepsimplex.methods import METHODS
-from deepsimplex.runs import write_json
+import torch
 
-COSTS = Path(__file__).parents[1] / "src/deepsimplex/methods/costs.json"
+from deepsimplex import compare
+from deepsimplex.data.protocols import benchmark_trial
+from deepsimplex.methods import METHODS, method_row
+from deepsimplex.recipes import digits_recipe
+from deepsimplex.research import KEEP, with_photographs
+from deepsimplex.runs import environment, write_json
+
+TOP = Path(__file__).parents[1]
+
+
+def seconds(method: str, number: int) -> float:
+    trial = benchmark_trial("digits", "arpl", number, Path())
+    if method_row(method).needs_background:
+        trial = with_photographs(trial)
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = digits_recipe(method, seed=number)
+        found = compare.run_trial(trial, recipe, Path(folder), keep=KEEP, device="cpu")
+    return float(found["seconds"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("record", type=Path)
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=TOP / "results")
     args = parser.parse_args()
-    record = json.loads(args.record.read_text())
-    seconds = {
-        name: statistics.median(run["seconds"] for run in runs)
-        for name, runs in record["methods"].items()
-    }
-    missing = [name for name in METHODS if name not in seconds]
-    if missing:
-        raise SystemExit(f"{args.record} lacks {', '.join(missing)}; compare --methods all")
-    costs = {name: round(seconds[name] / seconds["softmax"], 2) for name in METHODS}
-    write_json(COSTS, {"source": f"results/{args.record.name}", "costs": costs})
+    seconds("softmax", 0)  # libraries start up
+    rows: dict[str, Any] = {}
+    for name in METHODS:
+        pairs = [(seconds(name, n), seconds("softmax", n)) for n in range(args.trials)]
+        ratio = statistics.median(mine / softmax for mine, softmax in pairs)
+        rows[name] = {"ratio": ratio, "seconds": pairs}
+        print(f"{name:20} {ratio:.2f}", flush=True)
+    where = torch.device("cpu")
+    record = {"command": "python benchmarks/costs.py", "environment": environment(where)}
+    record |= {"what": "seconds of a training, of softmax's after it, and their ratio's median"}
+    write_json(args.results / "costs-digits.json", record | {"methods": rows})
+    costs = {name: round(row["ratio"], 2) for name, row in rows.items()} | {"softmax": 1.0}
+    source = {"source": "results/costs-digits.json", "costs": costs}
+    write_json(TOP / "src/deepsimplex/methods/costs.json", source)
 
 
 if __name__ == "__main__":
