@@ -232,6 +232,15 @@ def test_semantic_record_is_complete(done):
         assert all(sum(seen.values()) == 2 for seen in counts.values())
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_method_has_its_panel_and_no_panel_is_empty(count):
+    matrix = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
+    found = {f"m{k}": [{"distances": matrix.tolist()}] * 2 for k in range(count)}
+    figure = semantic._figure(found, list("abcde"), 3)
+    titles = [axes.get_title().partition(":")[0] for axes in figure.axes]
+    assert titles == list(found)
+
+
 def test_claims_are_counted_by_seed(capsys):
     def run(dog, ship):
         return {

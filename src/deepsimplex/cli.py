@@ -7,7 +7,6 @@ is stopped writes its checkpoint first, and the same command goes on from there.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import typer
 
 from deepsimplex import __version__
 from deepsimplex.bench.commands import bench_app
-from deepsimplex.errors import DeepSimplexError, Stopped
+from deepsimplex.errors import DeepSimplexError, Stopped, meant
 from deepsimplex.options import (
     Augment,
     BatchSize,
@@ -385,9 +384,8 @@ def _usage(error: Any, command: Any) -> str:
     where = context.command_path if context is not None else "deepsimplex"
     if "No such command" in message and "Did you mean" not in message:
         words = [word.strip("'\"") for word in message.split()]
-        close = difflib.get_close_matches(words[-1], command.commands, n=1)
-        if close:
-            message += f"; did you mean '{close[0]}'?"
+        if hint := meant(words[-1], command.commands, ""):
+            message += f"; {hint}"
     return f"{message}; see '{where} --help'"
 
 

@@ -25,9 +25,7 @@ Records = dict[str, Any]
 
 @dataclass(frozen=True)
 class Judgement:
-    verdict: (
-        str  # holds / holds (only) with …, not clear … / not clear / does not hold / not measured
-    )
+    verdict: str  # holds, holds (only) with …, not clear, does not hold, not measured
     because: str
 
 

@@ -203,8 +203,10 @@ def _figure(found: dict[str, list[dict[str, Any]]], classes: Sequence[str], know
 
     down = -(-len(found) // 2)
     figure = Figure(figsize=(11.2, 5.4 * down), layout="constrained")
-    panels = figure.subplots(down, 2, squeeze=False).flat
-    for axes, (title, runs) in zip(panels, found.items(), strict=False):
+    panels = [*figure.subplots(down, 2, squeeze=False).flat]
+    for empty in panels[len(found) :]:
+        empty.remove()
+    for axes, (title, runs) in zip(panels[: len(found)], found.items(), strict=True):
         matrix = np.mean([run["distances"] for run in runs], axis=0)
         _heat(axes, matrix, classes, known)
         unit = "the vertices'" if title == METHODS[0].title else "the mean trained pair"
