@@ -83,8 +83,10 @@ def test_again_reads_back_without_training(name, done, monkeypatch, capsys):
     }
     out = capsys.readouterr().out
     assert "Record:" in out
-    done, all_of_them = re.search(r"(\d+) of (\d+) trainings were done before", out).groups()
-    assert done == all_of_them
+    said = re.search(r"^(.+): (\d+) of (\d+) trainings were done before", out, re.MULTILINE)
+    title, before_now, every = said.groups()
+    assert before_now == every
+    assert sum(line.startswith(f"{title}:") for line in out.splitlines()) == 1  # and none begins
 
 
 def test_simplex_has_a_panel_for_each_dimension(done):
