@@ -24,6 +24,7 @@ training) and, with `--seeds`, of the mean output of a fold's nets.
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import itertools
 import math
@@ -36,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepsimplex import engine, inference, metrics
 from deepsimplex.data.archives import load_official
@@ -84,6 +85,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "3": {"blend": 3.0},
     "tenth": {"blend": 0.1},
     ".1": {"background_weight": 0.1},
+    ".01": {"background_weight": 0.01},
 }
 
 
@@ -131,6 +133,42 @@ def bent(images: Tensor) -> Iterator[Tensor]:
         view = F.grid_sample(images.float(), grid, align_corners=False).round().to(torch.uint8)
         yield view
         yield view.flip(-1)
+
+
+@torch.no_grad()
+def settled(method: Method, images: Tensor) -> Method:
+    """The method with BatchNorm's statistics of these images as they are, not as augmented."""
+    still = copy.deepcopy(method).train()
+    for module in still.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+            module.momentum = None  # the plain mean over all batches
+    where = next(still.parameters()).device
+    mixed = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
+    for rows in mixed.split(500):
+        still(rows.to(where))
+    return still.eval()
+
+
+def by_rings(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
+    """AUROC by the mean output of an image and of it moved by several distances, and mirrored."""
+    where = next(method.parameters()).device
+    sums = {
+        shift: [
+            inference.outputs(method, side.to(where), views=Views(True, shift)) for side in sides
+        ]
+        for shift in (0, 1, 2, 4)
+    }
+
+    def joined(*rings: int) -> float:  # a ring's mean holds the image itself once in nine
+        means = [
+            (sums[0][k] + sum(9 * sums[r][k] - sums[0][k] for r in rings)) / (1 + 8 * len(rings))
+            for k in (0, 1)
+        ]
+        return _auroc(method, score, means)
+
+    every = ((1,), (2,), (4,), (1, 2), (2, 4), (1, 2, 4))
+    return {f"{score} moved {', '.join(map(str, rings))}": joined(*rings) for rings in every}
 
 
 def by_views(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
@@ -254,7 +292,10 @@ def job(
             aurocs[score + end] = metrics.auroc(*pair)
     own, sides = model.score, (trial.known_test[0], trial.unknown_test)
     if "crop" in how:
-        aurocs |= by_views(model.method, own, [to_tensor(side) for side in sides])
+        pixels = [to_tensor(side) for side in sides]
+        aurocs |= by_views(model.method, own, pixels) | by_rings(model.method, own, pixels)
+        still = by_rings(settled(model.method, images), own, pixels)
+        aurocs |= {f"{name}, settled": value for name, value in still.items()}
     record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record
@@ -301,11 +342,15 @@ def only(data: LabelledSet, known: list[str]) -> LabelledSet:
 
 def folds(args: argparse.Namespace, extra: Background | None) -> list[Trial]:
     """Some of the known classes left out at a time, to be unknown."""
-    data = training_set(args)
-    classes = splits("arpl", args.benchmark)[int(args.split)]["known"]
-    data = only(data, [data.classes[c] for c in classes])
-    left = leave_out_trials(data, args.leave, 0)[: args.folds]
-    return [_trial(args, data, known, number, extra) for number, known in enumerate(left)]
+    every, trials = training_set(args), list[Trial]()
+    for split in map(int, args.split.split(",")):
+        classes = splits("arpl", args.benchmark)[split]["known"]
+        data = only(every, [every.classes[c] for c in classes])
+        left = leave_out_trials(data, args.leave, 0)[: args.folds]
+        trials += [
+            _trial(args, data, known, len(trials) + n, extra) for n, known in enumerate(left)
+        ]
+    return trials
 
 
 def outside(args: argparse.Namespace, extra: Background) -> list[Trial]:
@@ -360,7 +405,7 @@ def main() -> None:
     parser.add_argument("--held", type=float, default=0.25, help="share of images to test on")
     parser.add_argument("--folds", type=int, help="so many of them; all if not given")
     parser.add_argument("--images", type=int, help="so many of a class, to try the script out")
-    parser.add_argument("--split", default="0", help="ARPL's; with --outside several, by comma")
+    parser.add_argument("--split", default="0", help="ARPL's; several by comma")
     parser.add_argument("--outside", action="store_true", help="unknown is of another set")
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each; and their mean")
     parser.add_argument("--at-once", type=int, default=5)
