@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from deepsimplex.data.augment import Views
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.methods import method_row, settings_kept
+from deepsimplex.methods import method_row, settings_for, settings_kept
 from deepsimplex.methods.base import NUMBERS, WHOLE_NUMBERS, check_choices
 
 
@@ -290,6 +290,18 @@ def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     return dataclasses.replace(recipe, epochs=WITH_BACKGROUND)
 
 
+def lighter_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """`once_recipe` at half the decay (docs/decisions/0012)."""
+    return dataclasses.replace(once_recipe(method, augment, seed), weight_decay=5e-5)
+
+
+def faint_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """`whole_recipe` with mild RandAugment and a tenth of the background's weight."""
+    augment = f"rand+{augment}".removesuffix("+none")
+    settings = settings_for(method, {"background_weight": 0.1})
+    return dataclasses.replace(whole_recipe(method, augment, seed), settings=settings)
+
+
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
     "whole": whole_recipe,
@@ -299,5 +311,7 @@ BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "moved": moved_recipe,
     "once": once_recipe,
     "whole-moved": whole_moved_recipe,
+    "lighter": lighter_recipe,
+    "faint": faint_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""
