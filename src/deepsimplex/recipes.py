@@ -302,6 +302,11 @@ def faint_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
     return dataclasses.replace(whole_recipe(method, augment, seed), settings=settings)
 
 
+def faint_heavy_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
+    """`faint_recipe` with the decay of `long_recipe`."""
+    return dataclasses.replace(faint_recipe(method, augment, seed), weight_decay=1e-3)
+
+
 BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "common": benchmark_recipe,
     "whole": whole_recipe,
@@ -313,5 +318,6 @@ BENCHMARK_RECIPES: dict[str, Callable[..., Recipe]] = {
     "whole-moved": whole_moved_recipe,
     "lighter": lighter_recipe,
     "faint": faint_recipe,
+    "faint-heavy": faint_heavy_recipe,
 }
 """By name, `paper table1 --recipe`: (method, augment, seed) → recipe."""
