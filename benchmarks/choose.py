@@ -18,13 +18,13 @@ e37545a, "sphere" and "mixed" (directions and mixtures, after SpHOR) in f1c8a77,
 "resized" (two operations, windows resized) in 36e19f9. Up to 1a6cb63 `--outside` took all unknown
 images, since then every third or, with CIFAR+N, every sixth. The own score is also taken of many
 views, where training moves (up to f76bbed of others too: moved by 1 and by 4, random crops, as in
-training) and, with `--seeds`, of the mean output of a fold's nets.
+training; in 54e8903 moved by several distances, and "settled", with BatchNorm's statistics of
+images as they are) and, with `--seeds`, of the mean output of a fold's nets.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import itertools
 import math
@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepsimplex import engine, inference, metrics
 from deepsimplex.data.archives import load_official
@@ -85,7 +85,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "3": {"blend": 3.0},
     "tenth": {"blend": 0.1},
     ".1": {"background_weight": 0.1},
-    ".01": {"background_weight": 0.01},
 }
 
 
@@ -133,42 +132,6 @@ def bent(images: Tensor) -> Iterator[Tensor]:
         view = F.grid_sample(images.float(), grid, align_corners=False).round().to(torch.uint8)
         yield view
         yield view.flip(-1)
-
-
-@torch.no_grad()
-def settled(method: Method, images: Tensor) -> Method:
-    """The method with BatchNorm's statistics of these images as they are, not as augmented."""
-    still = copy.deepcopy(method).train()
-    for module in still.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
-            module.momentum = None  # the plain mean over all batches
-    where = next(still.parameters()).device
-    mixed = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
-    for rows in mixed.split(500):
-        still(rows.to(where))
-    return still.eval()
-
-
-def by_rings(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
-    """AUROC by the mean output of an image and of it moved by several distances, and mirrored."""
-    where = next(method.parameters()).device
-    sums = {
-        shift: [
-            inference.outputs(method, side.to(where), views=Views(True, shift)) for side in sides
-        ]
-        for shift in (0, 1, 2, 4)
-    }
-
-    def joined(*rings: int) -> float:  # a ring's mean holds the image itself once in nine
-        means = [
-            (sums[0][k] + sum(9 * sums[r][k] - sums[0][k] for r in rings)) / (1 + 8 * len(rings))
-            for k in (0, 1)
-        ]
-        return _auroc(method, score, means)
-
-    every = ((1,), (2,), (4,), (1, 2), (2, 4), (1, 2, 4))
-    return {f"{score} moved {', '.join(map(str, rings))}": joined(*rings) for rings in every}
 
 
 def by_views(method: Method, score: str, sides: list[Tensor]) -> dict[str, float]:
@@ -293,9 +256,7 @@ def job(
     own, sides = model.score, (trial.known_test[0], trial.unknown_test)
     if "crop" in how:
         pixels = [to_tensor(side) for side in sides]
-        aurocs |= by_views(model.method, own, pixels) | by_rings(model.method, own, pixels)
-        still = by_rings(settled(model.method, images), own, pixels)
-        aurocs |= {f"{name}, settled": value for name, value in still.items()}
+        aurocs |= by_views(model.method, own, pixels)
     record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record

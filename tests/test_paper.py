@@ -295,6 +295,11 @@ def test_the_recipes_by_name():
     assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
     digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, "long")
     assert (digits.epochs, digits.mirror) == (7, False)
+    faint = opensets.recipe_for("eq. 7", "mnist", 0, None, "faint")
+    assert (faint.backbone, faint.augment, faint.epochs) == ("osrci-whole", "rand", 100)
+    assert (faint.settings.background_weight, faint.settings.loss) == (0.1, "softmax")
+    with pytest.raises(DeepSimplexError, match="background_weight for the recipe 'faint'"):
+        opensets.recipe_for("softmax", "mnist", 0, None, "faint")
 
 
 def test_a_column_without_data_says_how_to_get_it(here, capsys):

@@ -334,9 +334,17 @@ def test_no_parameter_needs_a_unit_radius_that_trains(here):
     claim = "no hyper-parameter"
     assert judged(here, records)[claim] == "holds only with the loss at unit radius"
     assert reason(here, claim).startswith(
-        "as printed: diverged at u = 64; 50.0 to 50.0 % where it trained; at unit radius"
+        "as printed: diverged at u = 64; 50.0 to 50.0 % where it stayed finite; at unit radius"
     )
     assert "78.0 %" in reason(here, claim)
+    cells["literal"]["100"] = {"accuracy": cell(0.789)}
+    assert judged(here, records)[claim] == "holds only with the loss at unit radius"
+    cells["literal"]["100"] = {"accuracy": cell(0.791)}
+    assert judged(here, records)[claim] == "does not hold"
+    assert "78.0 %, so that the rate has to be chosen" in reason(here, claim)
+    cells["literal-clipped"] = cells["literal-clipped"] | {"1": {"accuracy": cell(0.4)}}
+    judged(here, records)
+    assert "78.0 %, clipped 40.0 %, so that the rate" in reason(here, claim)
     cells["unit"] = {u: {"accuracy": None} for u in ("1", "64")}
     assert judged(here, records)[claim] == "does not hold"
     assert "at unit radius it diverged too" in reason(here, claim)

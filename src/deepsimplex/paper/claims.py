@@ -75,7 +75,8 @@ def behind(claim: dict[str, Any]) -> str:
 def no_parameter(records: Records) -> Judgement:
     """Holds if eq. 4 as printed trains at every radius and its accuracies lie within a point.
 
-    If not, holds only with the loss at unit radius, provided that one trained.
+    If not, holds only with the loss at unit radius, provided that one is no more than a point
+    behind the best of those at the same rate; where it is, the rate is what u was.
     """
     record = records["radius"]
     cells, unit = record["cells"]["literal"], [*record["cells"]["unit"].values()]
@@ -88,12 +89,15 @@ def no_parameter(records: Records) -> Judgement:
     told = "as printed" + ("" if rate is None else f", rate {rate:g}")
     told += f": diverged at u = {', '.join(gone)}" if gone else ""
     if means:
-        told += f"; {min(means):.1f} to {max(means):.1f} % where it trained"
+        told += f"; {min(means):.1f} to {max(means):.1f} % where it stayed finite"
     if any(cell["accuracy"] is None for cell in unit):
         return Judgement("does not hold", f"{told}; at unit radius it diverged too{how}")
-    told += (
-        f"; at unit radius, where u is a unit of length, {100 * unit[0]['accuracy']['mean']:.1f}"
-    )
+    reached = 100 * unit[0]["accuracy"]["mean"]
+    told += f"; at unit radius, where u is a unit of length, {reached:.1f}"
+    if means and reached < max(means) - 1:
+        clipped = record["cells"]["literal-clipped"].get("1", {}).get("accuracy")
+        told += f" %, clipped {100 * clipped['mean']:.1f}" if clipped else ""
+        return Judgement("does not hold", f"{told} %, so that the rate has to be chosen{how}")
     # Where the unit column's gradients were clipped, they may be what it takes.
     clipped = " and clipped gradients" if record.get("recipe", {}).get("clip") else ""
     return Judgement(f"holds only with the loss at unit radius{clipped}", f"{told} %{how}")

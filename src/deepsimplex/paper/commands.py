@@ -39,8 +39,8 @@ Recipes = Annotated[
     typer.Option(
         "--recipe",
         help="common, long, strong, strong-whole, whole (these two without dropout), moved and "
-        "whole-moved (the same by many views), once (moved in one cosine; "
-        "docs/decisions/0015).",
+        "whole-moved (the same by many views), once (moved in one cosine), "
+        "faint (whole with RandAugment and a tenth of the background; docs/decisions/0015).",
     ),
 ]
 

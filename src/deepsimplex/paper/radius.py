@@ -3,7 +3,7 @@
 The paper's table is ResNet-18 on CIFAR-100. As printed, u scales eq. 4's gradient, so that it acts
 as a learning rate in disguise; at unit radius it is a unit of length (docs/decisions/0001). The
 columns share one recipe, the paper's without clipped gradients; one of them clips all the same, to
-see what is left of u where nothing diverges. (In the record of 15 epochs unit radius clips too.)
+see what is left of u where nothing diverges. At one rate unit radius is u = 1 as printed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def radius(request: Request) -> dict[str, Any]:
         "unit radius": "does not contain u: trained once a seed, the same in every row",
         "published": {str(u): value for u, value in PUBLISHED.items()},
     }
-    request.publish("radius", content, _figure(request, train.source, found))
+    drawn = _figure(request, train.source, found)
+    request.publish("radius", content, drawn, f"rate {plan.learning_rate:g}")
     return content
 
 
@@ -182,11 +183,11 @@ def _figure(request: Request, name: str, found: dict[str, dict[str, Any]]) -> Fi
         ("literal", "literal-clipped"), COLOURS[1::-1], (-0.08, 0.08), "os", strict=True
     ):
         cells = [found[column][str(u)] for u in RADII]
-        kept = [(x, c["accuracy"]) for x, c in zip(places, cells, strict=True) if c["accuracy"]]
+        accuracies = [c["accuracy"] or {"mean": np.nan, "sd": None} for c in cells]
         axes.errorbar(
-            [x + shift for x, _ in kept],
-            [100 * a["mean"] for _, a in kept],
-            [100 * (a["sd"] or 0) for _, a in kept],
+            places + shift,
+            [100 * a["mean"] for a in accuracies],  # the line breaks where all diverged
+            [100 * (a["sd"] or 0) for a in accuracies],
             color=colour, marker=mark, linestyle="-", capsize=3, label=COLUMNS[column],
         )  # fmt: skip
         lost = [x + shift for x, c in zip(places, cells, strict=True) if c["diverged"]]

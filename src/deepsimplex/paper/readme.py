@@ -18,7 +18,7 @@ from deepsimplex.paper.opensets import ROWS, label, shortened
 from deepsimplex.paper.requests import read_record
 from deepsimplex.tables import pipes, spaced, spread
 
-TOLD = ("common", "long", "moved", "once", "whole-moved")
+TOLD = ("common", "long", "moved", "once", "whole-moved", "faint")
 """Recipes whose rows README shows; the ways to them are in the record and its figure."""
 
 
