@@ -147,6 +147,7 @@ def test_energy_trains_first_and_tunes_a_tenth_at_a_small_rate():
     assert (slow.momentum, slow.nesterov, slow.weight_decay) == (0.9, True, 5e-4)
     assert slow.schedule(0, 50) == pytest.approx(1.0)
     assert slow.schedule(50, 50) == pytest.approx(1e-3)
+    assert slow.schedule(12.5, 50) == pytest.approx(1e-3 + 0.4995 * (1 + math.sqrt(0.5)))
     assert fit.updates[0].optimiser is None
     assert [s.epochs for s in build_method("energy", "small", (1, 8, 8), 3).stages(1)] == [1, 1]
 

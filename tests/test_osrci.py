@@ -77,7 +77,10 @@ def test_losses_of_the_gan():
     method.inverse, method.critic = linear(inverse), linear(judge[:, None])
     method.generator = linear(paint, nn.Unflatten(1, (1, 8, 8)))
     real = random(6, 64, seed=3)
-    some = Batch(torch.from_numpy(real).float().view(6, 1, 8, 8), torch.arange(6) % 3, None, 0)
+    method.encoder.normalise.mean.fill_(0.5)
+    method.encoder.normalise.std.fill_(2.0)
+    raw = torch.from_numpy(2 * real + 0.5).float().view(6, 1, 8, 8)
+    some = Batch(raw, torch.arange(6) % 3, None, 0)
     expected = oracles.critic_and_painter(real, inverse, paint, judge, 0.3, 2.0)
     got = [float(loss(some).detach()) for loss in (method.critic_loss, method.paint_loss)]
     assert got == pytest.approx(expected, rel=1e-4)
@@ -161,6 +164,19 @@ def test_codes_lie_on_the_sphere(name):
     method.paint_unknowns(batch().images)
     for codes in seen:
         assert torch.allclose(codes.norm(dim=1), torch.ones(len(codes)), atol=1e-5)
+
+
+def test_images_between_two_codes_are_at_shares_of_chance():
+    """One attempt an image, so that all are kept, in order of their probability."""
+    method, seen = built("g-openmax", attempts=8, ceiling=1.0).eval(), []
+    method.generator.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    some = batch(12).images
+    torch.manual_seed(5)
+    method.paint_unknowns(some)
+    torch.manual_seed(5)
+    codes = method.encode(method.encoder.normalise(some[:6]))
+    expected = between(codes, torch.rand(8, 6, 1))
+    assert torch.allclose(seen[0], expected, atol=1e-6)
 
 
 def with_settings(method, **changes):

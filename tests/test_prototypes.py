@@ -13,6 +13,7 @@ from deepsimplex import inference
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods import METHODS, build_method
+from deepsimplex.methods.arpl_cs import ARPLCSSettings
 from deepsimplex.methods.base import Batch
 from deepsimplex.methods.prototypes import (
     CACSettings,
@@ -90,6 +91,21 @@ def test_scores_against_loops():
             assert np.allclose(method.knownness(f, plain), z.max(1), rtol=1e-12)
             log_p = 2 * z - np.log(np.exp(2 * z).sum(1, keepdims=True))
             assert np.allclose(method.knownness(f, "max_probability"), log_p.max(1), atol=1e-12)
+
+
+def test_arpl_cs_scores_as_arpl():
+    images = torch.randint(0, 255, (20, 1, 8, 8), dtype=torch.uint8)
+    method = build_method("arpl-cs", "small", (1, 8, 8), 4, ARPLCSSettings(0.5)).eval()
+    with torch.no_grad():
+        method.points.mul_(10)
+        f = method(images).double()
+        points = method.points.detach().double().numpy()
+        z = oracles.mean_squares(f.numpy(), points) - f.numpy() @ points.T
+        assert np.allclose(method.class_scores(f, "max_logit"), z, rtol=1e-12)
+        assert np.allclose(method.knownness(f, "max_logit"), z.max(1), rtol=1e-12)
+        log_p = 2 * z - np.log(np.exp(2 * z).sum(1, keepdims=True))
+        assert np.allclose(method.class_scores(f, "max_probability"), log_p, atol=1e-12)
+        assert np.allclose(method.knownness(f, "max_probability"), log_p.max(1), atol=1e-12)
 
 
 # CAC

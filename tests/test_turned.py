@@ -27,15 +27,17 @@ def test_scores_are_the_mean_over_views_of_their_own_vertex():
     with torch.no_grad():
         outputs = method(images)
         assert outputs.shape == (5, 4 * 11)
-        expected = torch.zeros(5, 3)
+        dots, cosines = torch.zeros(5, 3), torch.zeros(5, 3)
         for turn in range(4):
             view = method.inner(torch.rot90(images, turn, (2, 3)))
             for c in range(3):
                 vertex = method.inner.simplex.centres(torch.tensor([c + 3 * turn]))[0]
-                expected[:, c] += view @ vertex / 4
-        scores = method.class_scores(outputs, "dot")
-    assert torch.allclose(scores, expected, atol=1e-5)
-    assert torch.equal(method.knownness(outputs, "dot"), scores.amax(1))
+                dots[:, c] += view @ vertex / 4
+                cosines[:, c] += view @ vertex / (4 * view.norm(dim=1))
+        for score, expected in (("dot", dots), ("cosine", cosines)):
+            scores = method.class_scores(outputs, score)
+            assert torch.allclose(scores, expected, atol=1e-5)
+            assert torch.equal(method.knownness(outputs, score), scores.amax(1))
 
 
 def test_the_loss_is_the_inner_loss_of_turned_images():
