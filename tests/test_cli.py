@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import toys
 from PIL import Image
 
-from deepsimplex import __version__
+from deepsimplex import __version__, own
 from deepsimplex.cli import run
+from deepsimplex.recipes import Recipe
 
 
 def start(*words):
@@ -180,6 +182,20 @@ def trained(folder, tmp_path_factory):
     assert "120 to train, 30 held out" in result.stdout
     assert "Threshold:" in result.stdout
     return out
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "told"), [(28, 160, False), (29, 159, False), (29, 160, True)]
+)
+def test_a_long_training_on_a_cpu_is_told(size, epochs, told, capsys):
+    images, plan = torch.zeros(2, 3, size, 8), Recipe(epochs=epochs)
+    for source, small in (("photos", "--size 28 takes minutes, "), ("photos.npz", "")):
+        own.tell_cost(source, images, plan, torch.device("cpu"))
+        said = f"On a CPU this may take hours: {small}--epochs shortens it.\n"
+        assert capsys.readouterr().out == (said if told else "")
+    own.tell_cost("photos", images, plan, torch.device("cuda"))
+    own.tell_cost("vectors.npz", torch.zeros(2, 100), plan, torch.device("cpu"))
+    assert capsys.readouterr().out == ""
 
 
 def test_evaluate_a_folder_with_unknowns(test_folder, trained, capsys):

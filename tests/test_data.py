@@ -103,6 +103,16 @@ def test_size_and_channels_are_read_off_the_images(tmp_path):
     assert load_data(str(tmp_path)).images.shape == (3, 28, 28, 3)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "side"),
+    [(((64, 70), (64, 70)), 64), (((65, 65), (65, 65)), 28), (((64, 64), (64, 63)), 28)],
+)
+def test_files_of_one_size_up_to_64_keep_it(sizes, side, tmp_path):
+    for number, size in enumerate(sizes):
+        picture(tmp_path / "a" / f"{number}.png", size)
+    assert load_data(str(tmp_path)).images.shape == (2, side, side, 3)
+
+
 def test_pictures_are_turned_upright_and_cut_in_the_centre(tmp_path):
     pixels = np.zeros((10, 20, 3), np.uint8)
     pixels[:, :10] = 255  # left half white

@@ -38,7 +38,7 @@ from deepsimplex.fitting import (
 from deepsimplex.frozen import Pretrained
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model, repeated
-from deepsimplex.own import known_data, load, recipe_for
+from deepsimplex.own import known_data, load, recipe_for, tell_cost
 from deepsimplex.recipes import Recipe
 from deepsimplex.runs import Run, fingerprint
 from deepsimplex.terminal import called, console, percent, progress, table, training
@@ -102,6 +102,7 @@ def train(
             model = _scored_anew(trained, run, recipe.views, some, theirs, **promise)
         else:
             _announce(recipe, start, run)
+            tell_cost(source, images, recipe, where)
             with training("Training") as begin:
                 model = fit_model(
                     some,

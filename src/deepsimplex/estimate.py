@@ -17,7 +17,7 @@ from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import check_background, check_pretrained
 from deepsimplex.frozen import Pretrained
-from deepsimplex.own import extra_beside, known_data, recipe_for
+from deepsimplex.own import extra_beside, known_data, recipe_for, tell_cost
 from deepsimplex.research import check_scored
 from deepsimplex.runs import environment, write_json
 from deepsimplex.terminal import console, table, training
@@ -42,7 +42,7 @@ def estimate(
     how: dict[str, Any],
 ) -> None:
     """Train as `train` would without each class, test on it; `how` is for own.recipe_for."""
-    pick_device(device)
+    where = pick_device(device)
     _, data = known_data(source, known, size, on_bad)
     folds = leave_out_trials(data, left_out, how["seed"])
     if min(len(fold) for fold in folds) < 2:
@@ -69,6 +69,7 @@ def estimate(
                     f"{counted(len(folds), 'training')} of {recipe.method}, "
                     f"{counted(recipe.epochs, 'epoch')} each."
                 )
+                tell_cost(source, images, recipe, where)
             missing = ", ".join(sorted(set(trial.unknown_names)))
             asked: Any = {"keep": keep, "score": score, "start": start, "device": device}
             folder = out / f"without-{number}"

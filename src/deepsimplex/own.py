@@ -19,7 +19,7 @@ from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, load_data
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import settings_for
-from deepsimplex.recipes import Recipe, changed, default_recipe
+from deepsimplex.recipes import SMALL, WITH_BACKGROUND, Recipe, changed, default_recipe
 from deepsimplex.terminal import console, progress
 
 
@@ -49,6 +49,14 @@ def known_data(
     return whole, dataclasses.replace(
         data, images=data.images[chosen], labels=labels, classes=classes
     )
+
+
+def tell_cost(source: str, images: Tensor, recipe: Recipe, where: torch.device) -> None:
+    """On a CPU: how to have the long training of larger images shorter."""
+    larger = images.ndim == 4 and max(images.shape[2:]) > SMALL
+    if where.type == "cpu" and larger and recipe.epochs >= WITH_BACKGROUND:
+        small = "" if Path(source).suffix == ".npz" else f"--size {SMALL} takes minutes, "
+        console.print(f"On a CPU this may take hours: {small}--epochs shortens it.")
 
 
 def extra_beside(

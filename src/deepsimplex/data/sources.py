@@ -16,8 +16,10 @@ from deepsimplex.data.folders import TABLES, UNKNOWN, Listing, list_images
 from deepsimplex.data.pictures import BadPictureError, bad_pictures, look, shown, try_images
 from deepsimplex.errors import DeepSimplexError
 
-# Small enough to train in minutes on a CPU; --size asks for more.
 DEFAULT_SIZE = 28
+"""Photographs are scaled to so many pixels: trained in minutes on a CPU; --size asks for more."""
+OWN_SIZE = 64
+"""Up to so many pixels, image files that are all of one size keep it."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _labelled(listing: Listing, images: np.ndarray, kept: np.ndarray) -> Labelle
 
 
 def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
-    """Size and channels for a set: its own size if all agree and it is small; grey if all are."""
+    """Size and channels for a set: OWN_SIZE, or DEFAULT_SIZE; grey if all are."""
 
     def answer() -> tuple[int, int]:
         sizes, grey = set(), True
@@ -183,12 +185,12 @@ def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
                 continue  # named when it is read
             sizes.add(seen.size)
             grey &= seen.grey
-        own = min(sizes.pop()) if len(sizes) == 1 else DEFAULT_SIZE
-        return min(own, DEFAULT_SIZE), 1 if grey else 3
+        own = min(sizes.pop()) if len(sizes) == 1 else OWN_SIZE + 1
+        return own if own <= OWN_SIZE else DEFAULT_SIZE, 1 if grey else 3
 
     if cache is None:
         return answer()
-    size, channels = remembered(listing.files, cache, "shape", answer)
+    size, channels = remembered(listing.files, cache, "own shape", answer)
     return size, channels
 
 
