@@ -255,8 +255,7 @@ def job(
             aurocs[score + end] = metrics.auroc(*pair)
     own, sides = model.score, (trial.known_test[0], trial.unknown_test)
     if "crop" in how:
-        pixels = [to_tensor(side) for side in sides]
-        aurocs |= by_views(model.method, own, pixels)
+        aurocs |= by_views(model.method, own, [to_tensor(side) for side in sides])
     record["outputs"] = model.method, own, [out.cpu() for _, out in parts]
     record["auroc"] = aurocs
     return record
@@ -364,7 +363,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--leave", type=int, default=2, help="classes left out at a time")
     parser.add_argument("--held", type=float, default=0.25, help="share of images to test on")
-    parser.add_argument("--folds", type=int, help="so many of them; all if not given")
+    parser.add_argument("--folds", type=int, help="so many of each split; all if not given")
     parser.add_argument("--images", type=int, help="so many of a class, to try the script out")
     parser.add_argument("--split", default="0", help="ARPL's; several by comma")
     parser.add_argument("--outside", action="store_true", help="unknown is of another set")

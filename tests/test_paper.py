@@ -20,6 +20,9 @@ from deepsimplex.paper.readme import closed_set, open_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
 from deepsimplex.recipes import BENCHMARK_RECIPES, default_recipe
+from deepsimplex.runs import environment
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def paper(*words):
@@ -100,6 +103,44 @@ def test_a_command_for_some_cells_leaves_the_others_be(here):
     assert cells["eq. 4"]["epochs"] == 1
 
 
+def test_a_command_that_finds_nothing_new_leaves_the_record_be(here, capsys, monkeypatch):
+    words = ("table1", "--quick", "--rows", "softmax", "--track", "none", "--trials", "2")
+    assert paper(*words, "--epochs", "2") == 0
+    path = here / "runs/paper/paper-table1-quick.json"
+    before = path.read_bytes()
+    (cell,) = json.loads(before)["cells"]
+    assert cell["hardware"] == [environment()["cpu"]]
+    monkeypatch.setattr("deepsimplex.paper.requests.environment", lambda device: {"cpu": "other"})
+    capsys.readouterr()
+    assert paper(*words[:-1], "1", "--epochs", "1") == 0
+    out = capsys.readouterr().out
+    assert "the record's cell of 2 epochs, 2 trials stays" in out
+    assert "Nothing new: the record stays as it is." in out
+    assert path.read_bytes() == before
+    assert paper("table1", "--quick", "--rows", "cac", "--trials", "1", "--epochs", "1") == 0
+    after = record(here, "table1")
+    assert (after["trials"], after["environment"]) == (2, {"cpu": "other"})
+
+
+@pytest.mark.parametrize("option", ["--results", "--figures"])
+def test_where_nothing_can_be_written_is_told_before_training(option, here, capsys):
+    (here / "taken").write_text("")
+    assert paper("semantic", "--quick", option, str(here / "taken/below")) == 1
+    error = capsys.readouterr().err
+    assert f"expected a folder to write to for {option}; got" in error
+    assert error.count("\n") == 1
+    assert sorted(here.iterdir()) == [here / "taken"]
+
+
+def test_rows_that_the_papers_table_has_not_are_taken_by_name(here):
+    words = ("--quick", "--trials", "1", "--epochs", "1", "--track", "none")
+    assert paper("table1", *words, "--rows", "center,dsc-literal") == 0
+    assert [cell["row"] for cell in record(here, "table1")["cells"]] == ["center", "dsc-literal"]
+    assert paper("closed", *words, "--rows", "center") == 0
+    found = record(here, "closed")
+    assert [cell["method"] for cell in found["cells"]] == ["center", "dsc-literal"]
+
+
 def test_scores_of_every_image_stand_beside_the_record(here):
     words = ("--quick", "--trials", "2", "--epochs", "1", "--track", "none")
     assert paper("table1", *words, "--rows", "softmax") == 0
@@ -136,11 +177,11 @@ def test_scores_of_a_replaced_cell_go_with_it(here):
 
 
 def test_a_row_timed_alone_is_trained_for_it(here):
-    words = ("--quick", "--epochs", "1", "--rows", "cac")
-    for count in ("2", "1"):
-        assert paper("rivals", *words, "--at-once", count) == 0
-        (line,) = record(here, "rivals")["rows"]
-        assert line["trainings at once"] == int(count)
+    words = ("--quick", "--epochs", "1", "--rows")
+    for rows, count, most in (("cac,gcpl", 2, "2"), ("cac", 1, "1"), ("gcpl", 1, "5")):
+        assert paper("rivals", *words, rows, "--at-once", most) == 0
+        lines = {line["row"]: line["trainings at once"] for line in record(here, "rivals")["rows"]}
+        assert {lines[row] for row in rows.split(",")} == {count}  # as many as there were to train
 
 
 def test_table1_by_another_score_stands_beside_the_own(here, capsys):
@@ -295,8 +336,9 @@ def test_the_recipes_by_name():
     assert (plan.epochs, plan.augment, plan.mirror, plan.seed) == (500, "rand+crop+flip", True, 2)
     digits = opensets.recipe_for("eq. 7", "mnist", 0, 7, "long")
     assert (digits.epochs, digits.mirror) == (7, False)
-    faint = opensets.recipe_for("eq. 7", "mnist", 0, None, "faint")
-    assert (faint.backbone, faint.augment, faint.epochs) == ("osrci-whole", "rand", 100)
+    faint = opensets.recipe_for("eq. 7", "mnist", 2, None, "faint")
+    kept = (faint.backbone, faint.augment, faint.epochs, faint.seed)
+    assert kept == ("osrci-whole", "rand", 100, 2)
     assert (faint.settings.background_weight, faint.settings.loss) == (0.1, "softmax")
     with pytest.raises(DeepSimplexError, match="background_weight for the recipe 'faint'"):
         opensets.recipe_for("softmax", "mnist", 0, None, "faint")
@@ -350,8 +392,7 @@ def test_a_missing_background_leaves_the_other_track(here, capsys):
     assert "mnist, background cifar100: expected" in out
     # A row that has no use for a background misses none.
     assert paper("table1", *words[:-1], "softmax", "--data-root", str(here / "data")) == 0
-    found = json.loads((here / "results/paper-table1.json").read_text())
-    assert found["missing"] == {}
+    assert "background cifar100: expected" not in capsys.readouterr().out
 
 
 def test_bad_names_are_refused(here, capsys):
@@ -505,6 +546,8 @@ def test_a_number_far_from_the_published_one_has_its_reason():
     near, far = beside("none", "softmax", 0.70), beside("none", "softmax", 0.90)
     assert (near["published"], near["why"]) == ((67.7, 3.2), None)
     assert "Neal" in far["why"]
+    assert beside("none", "softmax", 0.677 + 0.049)["why"] is None
+    assert beside("none", "softmax", 0.677 + 0.051)["why"] == far["why"]
     assert beside("none", "eq. 4", 0.5)["published"] is None
     assert beside("cifar100", "eq. 4", 0.5)["published"] == (93.8, 0.3)
     assert "half the weight" in beside("cifar100", "eq. 5 A", 0.5)["why"]
@@ -517,6 +560,26 @@ def test_every_published_row_has_its_reason():
     assert set(rivals.OF_ROWS) < set(opensets.ROWS)
     assert {e.answers for e in opensets.ROWS.values()} - {None} == set(published.AUROC)
     assert {e.method for e in opensets.EVERY.values()} == set(METHODS)
+
+
+def test_the_published_column_of_cifar10():
+    """In the order of the paper's table; ARPL's two from their own paper."""
+    column = {row: cells[1] for row, cells in published.AUROC.items() if cells[1] is not None}
+    assert {row: cell[0] for row, cell in column.items()} == {
+        "DSC": 93.8, "Softmax": 67.7, "OpenMax": 69.5, "G-OpenMax": 67.5, "C2AE": 89.5,
+        "CAC": 80.1, "CPN": 82.8, "OSRCI": 69.9, "CROSR": 88.3, "RPL": 82.7, "GDFR": 83.1,
+        "Objectosphere": 94.2, "ARPL": 90.1, "ARPL+CS": 91.0, "Energy": 93.3,
+    }  # fmt: skip
+
+
+def test_the_record_of_all_methods_says_what_its_code_says():
+    found = json.loads((RESULTS / "paper-rivals.json").read_text())
+    for line in found["rows"]:
+        made = rivals._beside(line, found["column"])
+        assert json.loads(json.dumps(made)) == line
+    assert {line["method"] for line in found["rows"]} == set(METHODS)
+    written = (RESULTS / "paper-rivals.md").read_text()
+    assert written == rivals.markdown(found, opensets.Plan(columns=("cifar10",)))
 
 
 def test_a_number_that_was_never_printed_is_told(capsys):

@@ -1,6 +1,7 @@
 """`paper claims`: verdicts that follow from the records, and say what is behind them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,8 @@ from deepsimplex.cli import run
 from deepsimplex.paper import drawings
 from deepsimplex.paper.claims import PEERS
 from deepsimplex.paper.requests import Request
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 @pytest.fixture
@@ -339,7 +342,7 @@ def test_no_parameter_needs_a_unit_radius_that_trains(here):
     assert "78.0 %" in reason(here, claim)
     cells["literal"]["100"] = {"accuracy": cell(0.789)}
     assert judged(here, records)[claim] == "holds only with the loss at unit radius"
-    cells["literal"]["100"] = {"accuracy": cell(0.791)}
+    cells["literal"] |= {"5": {"accuracy": cell(0.3)}, "100": {"accuracy": cell(0.791)}}
     assert judged(here, records)[claim] == "does not hold"
     assert "78.0 %, so that the rate has to be chosen" in reason(here, claim)
     cells["literal-clipped"] = cells["literal-clipped"] | {"1": {"accuracy": cell(0.4)}}
@@ -348,6 +351,14 @@ def test_no_parameter_needs_a_unit_radius_that_trains(here):
     cells["unit"] = {u: {"accuracy": None} for u in ("1", "64")}
     assert judged(here, records)[claim] == "does not hold"
     assert "at unit radius it diverged too" in reason(here, claim)
+
+
+def test_the_recorded_claims_are_what_the_records_say(here):
+    for path in RESULTS.glob("paper-*.json"):
+        (here / path.name).write_bytes(path.read_bytes())
+    recorded = json.loads((here / "paper-claims.json").read_text())["claims"]
+    assert run(["paper", "claims", "--results", str(here), "--device", "cpu"]) == 0
+    assert json.loads((here / "paper-claims.json").read_text())["claims"] == recorded
 
 
 @pytest.mark.parametrize(

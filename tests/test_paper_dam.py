@@ -127,6 +127,14 @@ def test_a_training_that_diverges_is_shown(tmp_path, monkeypatch, capsys):
     axes = radii._figure(asked(tmp_path), "toys", found).axes[0]
     crosses = [line for line in axes.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert [line.get_ydata() for line in crosses] == [[0.0]]
+    (gone,), (there,) = (
+        line.get_ydata() for mark in "os" for line in axes.lines if line.get_marker() == mark
+    )
+    assert np.isnan(gone)
+    assert there == 100 * found["literal-clipped"]["1000"]["accuracy"]["mean"]
+    below = (tmp_path / "radius-quick.svg").read_text()
+    assert ", rate 1 -->" in below
+    assert "<!-- unit radius, clipped, is u = 1" in below
 
 
 def test_some_diverged_seeds_stay_visible():

@@ -291,8 +291,8 @@ def whole_moved_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
 
 
 def faint_recipe(method: str, augment: str, seed: int = 0) -> Recipe:
-    """`whole_recipe` with mild RandAugment and a tenth of the background's weight: for a background
-    that is little like the unknowns, photographs beside digits (docs/decisions/0012).
+    """`whole_recipe` with mild RandAugment and a background_weight of 0.1: for a background that is
+    little like the unknowns, photographs beside digits (docs/decisions/0012).
     """
     recipe = whole_recipe(method, f"rand+{augment}".removesuffix("+none"), seed)
     if "background_weight" not in {field.name for field in dataclasses.fields(recipe.settings)}:

@@ -62,8 +62,8 @@ def compare(
         methods = list(METHODS)
     helped = _needing_background(name, methods, background)
     where = pick_device(device)
-    at_once = at_once or side_by_side(where)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed, size, on_bad)
+    at_once = min(at_once or side_by_side(where), len(makers) * len(methods))
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     by = f"-{score}" if score else ""

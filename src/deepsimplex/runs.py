@@ -104,6 +104,12 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     return record
 
 
+def hardware(folder: Path) -> str:
+    """What the run in a folder began on."""
+    about = _read(folder / "environment.json", "the run has to be made again")
+    return str(about.get("gpu", about["cpu"]))
+
+
 def command() -> str:
     """The command of this process as another machine would type it: without paths of this one."""
     words = ["deepsimplex", *sys.argv[1:]]

@@ -44,13 +44,17 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """First column left, the others right; folded to a terminal's width, never cut elsewhere."""
+def table(
+    title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1
+) -> None:
+    """The first columns, which are words, left, the others right; folded to a terminal's width,
+    never cut elsewhere.
+    """
     if title:
         console.print(title, style="bold")
     grid = Table(box=None, pad_edge=False, padding=(0, 1))
     for index, name in enumerate(columns):
-        grid.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+        grid.add_column(name, justify="left" if index < words else "right", overflow="fold")
     for row in rows:
         grid.add_row(*row)
     (console if console.is_terminal else _console(width=10_000)).print(grid)

@@ -60,7 +60,7 @@ def claims(request: Request) -> dict[str, Any]:
             }
         )
     rows = [[f["claim"], f["verdict"], f["because"], behind(f)] for f in found]
-    table("The paper's claims", ("claim", "verdict", "because", "record"), rows)
+    table("The paper's claims", ("claim", "verdict", "because", "record"), rows, 4)
     content = {"claims": found}
     request.record("claims", content)
     request.draw("claims", charts.claims(content))

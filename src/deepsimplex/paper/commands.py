@@ -40,7 +40,7 @@ Recipes = Annotated[
         "--recipe",
         help="common, long, strong, strong-whole, whole (these two without dropout), moved and "
         "whole-moved (the same by many views), once (moved in one cosine), "
-        "faint (whole with RandAugment and a tenth of the background; docs/decisions/0015).",
+        "faint (whole with RandAugment and a background of weight 0.1; docs/decisions/0015).",
     ),
 ]
 
@@ -232,7 +232,7 @@ def _plan(
 ) -> Any:
     from deepsimplex.data.background import PHOTOGRAPHS
     from deepsimplex.data.protocols import FAMILIES
-    from deepsimplex.paper.opensets import ROWS, TRACKS, Plan
+    from deepsimplex.paper.opensets import EVERY, ROWS, TRACKS, Plan
     from deepsimplex.paper.published import COLUMNS
     from deepsimplex.recipes import BENCHMARK_RECIPES
 
@@ -241,7 +241,7 @@ def _plan(
         _one(family, FAMILIES, "splits"),
         _chosen(columns, COLUMNS, "columns"),
         _chosen(track, (*TRACKS, PHOTOGRAPHS) if quick else TRACKS, "a track"),
-        _chosen(rows, tuple(ROWS), "rows"),
+        _chosen(rows, tuple(EVERY), "rows", tuple(ROWS)),
         trials,
         _one(recipe, tuple(BENCHMARK_RECIPES), "a recipe"),
         score,
@@ -257,8 +257,13 @@ def _one_set(quick: bool, columns: str | None) -> None:
         )
 
 
-def _chosen(given: str | None, among: tuple[str, ...], what: str) -> tuple[str, ...]:
-    wanted = tuple(part.strip() for part in given.split(",")) if given is not None else among
+def _chosen(
+    given: str | None, among: tuple[str, ...], what: str, default: tuple[str, ...] | None = None
+) -> tuple[str, ...]:
+    """The names that are given, by comma; if none, the default ones, or all."""
+    if given is None:
+        return default or among
+    wanted = tuple(part.strip() for part in given.split(","))
     return tuple(dict.fromkeys(_one(name, among, what) for name in wanted))
 
 

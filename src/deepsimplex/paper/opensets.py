@@ -71,7 +71,7 @@ ROWS = {
 EVERY = ROWS | {
     name: Entry(name) for name in METHODS if name not in {entry.method for entry in ROWS.values()}
 }
-"""The rows of table 1, then all other methods under their own names."""
+"""The rows of table 1, then all other methods under their own names, which it takes if asked."""
 TRACKS = ("none", "cifar100")
 """Background sets: none, and the CIFAR-100 training classes that are not unknowns."""
 
@@ -129,7 +129,6 @@ def results(
     there is nothing at all, that is an error.
     """
     where = pick_device(request.device)
-    at_once = plan.at_once or side_by_side(where)
     every = itertools.product(plan.columns, plan.tracks, plan.rows)
     wanted = [key for key in every if fits(key[2], key[1]) and key not in without]
     _tell_misfits(plan)
@@ -141,9 +140,12 @@ def results(
         raise _nothing(plan, missing)
     for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)
+    alike = _alike(plan)
+    trainings = plan.trials * sum(len({k[1:] for k in wanted if k[0] in group}) for group in alike)
+    at_once = max(1, min(plan.at_once or side_by_side(where), trainings))
     found: Found = {key: [] for key in wanted}
 
-    with training("Training", trainings=len(wanted) * plan.trials) as begin:
+    with training("Training", trainings=trainings) as begin:
 
         def job(
             track: str, number: int, row: str, group: dict[str, Trial]
@@ -176,7 +178,7 @@ def results(
                 donors.append(folder)
 
         def jobs() -> Iterator[Generator[None, None, None]]:
-            for columns, track in itertools.product(_alike(plan), plan.tracks):
+            for columns, track in itertools.product(alike, plan.tracks):
                 here = [c for c in columns if any(key[:2] == (c, track) for key in wanted)]
                 for number in range(plan.trials):
                     trials = {c: _trial(c, track, number, plan.family, request.root) for c in here}

@@ -14,7 +14,7 @@ from typing import Any
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
 from deepsimplex.paper.claims import behind
-from deepsimplex.paper.opensets import ROWS, label, shortened
+from deepsimplex.paper.opensets import EVERY, label, shortened
 from deepsimplex.paper.requests import read_record
 from deepsimplex.tables import pipes, spaced, spread
 
@@ -81,7 +81,7 @@ def open_set(results: Path) -> str:
     rows = []
     for track in ("none", "cifar100"):
         mine = [c for c in told if c["background"] == track]
-        mine.sort(key=lambda c: (TOLD.index(c["recipe"]), list(ROWS).index(c["row"])))
+        mine.sort(key=lambda c: (TOLD.index(c["recipe"]), list(EVERY).index(c["row"])))
         named: dict[str, dict[str, Any]] = {}
         for cell in mine:
             named.setdefault(label(cell), {})[cell["column"]] = cell

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,14 @@ class Request:
     seeds: int = 5
     epochs: int | None = None  # None: the command's own
     began: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        """Where nothing can be written is told before anything is trained."""
+        for option, folder in (("--results", self.results), ("--figures", self.figures)):
+            above = next(path for path in (folder, *folder.parents) if path.exists())
+            if not above.is_dir() or not os.access(above, os.W_OK):
+                got = f"{above}, which is none"
+                raise DeepSimplexError(f"a folder to write to for {option}", got, "choose another")
 
     def runs(self, name: str) -> Path:
         return self.out / self.named(name)

@@ -209,7 +209,7 @@ def _figure(found: dict[str, list[dict[str, Any]]], classes: Sequence[str], know
     for axes, (title, runs) in zip(panels[: len(found)], found.items(), strict=True):
         matrix = np.mean([run["distances"] for run in runs], axis=0)
         _heat(axes, matrix, classes, known)
-        unit = "the vertices'" if title == METHODS[0].title else "the mean trained pair"
+        unit = "that of the vertices" if title == METHODS[0].title else "the mean trained pair"
         axes.set_title(f"{title}: distance of class means over {unit}", fontsize=10)
     key = f"Mean of {len(runs)} seeds. Orange: unseen in training; boxed: nearest trained class."
     figure.supxlabel(key, fontsize=9, color="0.3")

@@ -10,9 +10,9 @@ from typing import Any
 from deepsimplex import tables
 from deepsimplex.data.protocols import repeated_trials
 from deepsimplex.paper import charts, published
-from deepsimplex.paper.opensets import ROWS, Plan, keep_scores, label, recipe_for, results
+from deepsimplex.paper.opensets import EVERY, Plan, keep_scores, label, recipe_for, results
 from deepsimplex.paper.requests import Request, joined
-from deepsimplex.runs import command
+from deepsimplex.runs import command, hardware
 from deepsimplex.terminal import console, table
 
 Key = tuple[Any, ...]  # column, background, row, recipe, detector
@@ -46,12 +46,15 @@ def _show(
     measured = [_measured(key, records, plan) for key, records in found.items()]
     cells |= {_key(cell): cell for cell in measured}
     _print(plan, measure, printed, cells)
-    before = joined(_recorded(request, plan.named(name)), given, _weight)
-    after = joined(before, cells, _weight, _stays)
+    recorded = _recorded(request, plan.named(name))
+    after = joined(joined(recorded, given, _weight), cells, _weight, _stays)
+    if recorded and after == recorded:
+        console.print("Nothing new: the record stays as it is.")
+        return request.recorded(plan.named(name))
     content = {
         "measure": measure,
         "family": plan.family,
-        "trials": plan.trials,
+        "trials": max((_weight(cell)[1] for cell in after.values()), default=plan.trials),
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
         "cells": [cell | _distinct(cell, measure, plan.family) for cell in after.values()],
         "missing": missing,
@@ -98,7 +101,7 @@ def _stays(old: dict[str, Any], new: dict[str, Any]) -> None:
 def _recorded(request: Request, name: str) -> Cells:
     """Cells of the record that stands there."""
     before = request.recorded(name) or {"cells": []}
-    return {_key(cell): cell for cell in before["cells"] if cell["row"] in ROWS}
+    return {_key(cell): cell for cell in before["cells"] if cell["row"] in EVERY}
 
 
 def _key(cell: dict[str, Any]) -> Key:
@@ -139,7 +142,7 @@ def _print(
                 f"{column}: some of the splits are equal; over the different ones alone: "
                 f"{', '.join(repeated)}."
             )
-    answered = {ROWS[cell["row"]].answers for cell in cells.values()}
+    answered = {EVERY[cell["row"]].answers for cell in cells.values()}
     for theirs, why in published.UNPRINTED.items():
         if theirs in answered and theirs in printed and plan.columns != ("digits",):
             console.print(f"{theirs}: {why}.")
@@ -150,7 +153,7 @@ def _text(
 ) -> str:
     if cell is None:
         return "–"
-    answers = ROWS[cell["row"]].answers
+    answers = EVERY[cell["row"]].answers
     theirs = published.answer(printed, answers, cell["column"], cell["background"])
     ours = tables.spread(cell[measure])
     return f"{ours} ({published.cell(theirs)})" if theirs else ours
@@ -175,7 +178,7 @@ def _measured(
         "row": row,
         "recipe": plan.recipe,
         "detector": plan.score,
-        "method": ROWS[row].method,
+        "method": EVERY[row].method,
         "score": records[0]["score"],
         "epochs": records[0]["epochs"],
         **tables.summary(records, ("auroc", "accuracy", "oscr", "fpr95")),
@@ -183,6 +186,7 @@ def _measured(
         "auroc by score": _by_score(records),
         "seconds": [record["seconds"] for record in records],
         "commits": sorted({str(record["commit"]) for record in records}),
+        "hardware": sorted({hardware(record["folder"]) for record in records}),
         "command": command(),
     }
 
