@@ -57,7 +57,7 @@ class OSRCISettings:
     adversarial: float = 0.01  # weight of real images in D, and of D in G
     penalty: float = 10.0
     open_epochs: float = 0.1  # theirs: 3
-    open_rate: float = 5e-5  # of Adam; theirs: 1e-5
+    open_rate: float = 5e-5  # of Adam, β₁ 0.9; theirs: 1e-5
     share: float = 0.5  # of a batch, painted anew
     steps: int = 10  # in latent space; theirs: 100
     step_size: float = 0.01  # theirs: 0.1, of the mean over a batch
