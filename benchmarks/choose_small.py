@@ -67,6 +67,9 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--images", type=int, help="so many, drawn once")
     parser.add_argument("--split", type=int, help="its known classes only; all if not given")
+    parser.add_argument(
+        "--only", help='rows, by ";": "dsc;dsc-blend, cifar100 drawn"; all if not given'
+    )
     parser.add_argument("--background", default=PHOTOGRAPHS, help="or cifar100")
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=1)
@@ -88,6 +91,11 @@ def main() -> None:
     extra = load_background(args.background, root, channels=channels, **about)
     runs = [(m, "") for m in METHODS]
     runs += [(m, f", {args.background} {how}") for how in ("as they are", "drawn") for m in HELPED]
+    if args.only:
+        wanted = args.only.split(";")
+        if wrong := set(wanted) - {m + how for m, how in runs}:
+            raise SystemExit(f"{sorted(wrong)}: not among {[m + how for m, how in runs]}")
+        runs = [(m, how) for m, how in runs if m + how in wanted]
     for method, how in runs:
         untouched = mock.patch.object(fitting, "suited", lambda background, knowns: background)
         with untouched if how.endswith("as they are") else contextlib.nullcontext():
@@ -106,6 +114,7 @@ def main() -> None:
         words = " --data-root DATA" if args.data != "digits" else ""
         words += f" --split {args.split}" if args.split is not None else ""
         words += f" --images {args.images}" if args.images else ""
+        words += f" --only '{args.only}'" if args.only else ""
         words += f" --background {args.background}"
         command = f"python benchmarks/choose_small.py {args.data}{words}"
         command += f" --folds {args.folds} --seeds {args.seeds}"
