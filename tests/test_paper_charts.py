@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -127,10 +128,14 @@ def test_closed_sets_mark_an_edge():
     ],
 )
 def test_verdicts_have_their_colours(verdict, colour):
-    record = {"claims": [{"claim": "a", "verdict": verdict, "because": "b"}]}
-    (axes,) = charts.claims(record).axes
-    assert to_hex(axes.lines[0].get_color()) == colour
-    assert verdict.split()[0] in axes.texts[1].get_text()
+    records = ["paper-radius.json", "paper-dam.json"]
+    claim = {"claim": "a", "verdict": verdict, "because": "b", "records": records}
+    (axes,) = charts.claims({"claims": [claim]}).axes
+    (mark,) = (line for line in axes.lines if line.get_marker() != "None")
+    assert to_hex(mark.get_color()) == colour
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[:3] == ["the paper's claim", "verdict", "because (record)"]
+    assert texts[3:] == ["a", textwrap.fill(verdict, 30), "b (paper-radius, paper-dam)"]
 
 
 def boxes(figure):

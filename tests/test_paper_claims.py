@@ -356,9 +356,9 @@ def test_no_parameter_needs_a_unit_radius_that_trains(here):
 def test_the_recorded_claims_are_what_the_records_say(here):
     for path in RESULTS.glob("paper-*.json"):
         (here / path.name).write_bytes(path.read_bytes())
-    recorded = json.loads((here / "paper-claims.json").read_text())["claims"]
+    recorded = (here / "paper-claims.json").read_bytes()
     assert run(["paper", "claims", "--results", str(here), "--device", "cpu"]) == 0
-    assert json.loads((here / "paper-claims.json").read_text())["claims"] == recorded
+    assert (here / "paper-claims.json").read_bytes() == recorded
 
 
 @pytest.mark.parametrize(

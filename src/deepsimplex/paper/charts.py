@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from deepsimplex.paper import published
 from deepsimplex.paper.opensets import EVERY, label, shortened
-from deepsimplex.paper.requests import COLOURS
+from deepsimplex.paper.requests import COLOURS, behind
 from deepsimplex.recipes import BENCHMARK_RECIPES
 from deepsimplex.tables import spaced
 
@@ -114,15 +114,25 @@ def closed_sets(record: dict[str, Any], answers: Mapping[str, str | None]) -> Fi
 
 
 def claims(record: dict[str, Any]) -> Figure:
-    """A line a claim: its mark, the verdict and the reason."""
+    """A line a claim: its mark, the verdict, the reason and the records."""
     lines = [
-        [textwrap.fill(claim[part], width) for part, width in zip(PARTS, WIDTHS, strict=True)]
+        [
+            textwrap.fill(part, width, break_on_hyphens=False)
+            for part, width in zip(
+                (claim["claim"], claim["verdict"], f"{claim['because']} ({behind(claim)})"),
+                WIDTHS,
+                strict=True,
+            )
+        ]
         for claim in record["claims"]
     ]
     heights = [max(text.count("\n") for text in line) + 1.8 for line in lines]
-    figure = Figure(figsize=(12, 0.17 * sum(heights) + 0.4))
+    figure = Figure(figsize=(12, 0.17 * (2.0 + sum(heights)) + 0.4))
     axes = figure.add_axes((0, 0, 1, 1))
-    top = 0.0
+    top = 2.0
+    for text, x in zip(("the paper's claim", "verdict", "because (record)"), PLACES, strict=True):
+        axes.text(x, top / 2, text, va="center", fontsize=9, color="0.3")
+    axes.axhline(top, color="0.6", lw=0.8)
     for claim, line, height in zip(record["claims"], lines, heights, strict=True):
         middle = top + height / 2
         colour, mark = _seen(claim["verdict"])
@@ -136,8 +146,8 @@ def claims(record: dict[str, Any]) -> Figure:
     return figure
 
 
-PARTS, WIDTHS, PLACES = ("claim", "verdict", "because"), (29, 30, 104), (0.03, 0.245, 0.43)
-"""Fields of a claim, in how many letters a line, and where they begin."""
+WIDTHS, PLACES = (29, 30, 104), (0.03, 0.245, 0.43)
+"""Claim, verdict and reason: in how many letters a line, and where they begin."""
 
 
 def _seen(verdict: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from deepsimplex.paper import charts
-from deepsimplex.paper.requests import Request, conditions, counted
+from deepsimplex.paper.requests import Request, behind, conditions, counted
 from deepsimplex.paper.studies import clear
 from deepsimplex.simplex import Simplex, dot_products, squared_distances
 from deepsimplex.terminal import table
@@ -62,14 +62,11 @@ def claims(request: Request) -> dict[str, Any]:
     rows = [[f["claim"], f["verdict"], f["because"], behind(f)] for f in found]
     table("The paper's claims", ("claim", "verdict", "because", "record"), rows, 4)
     content = {"claims": found}
-    request.record("claims", content)
+    before = request.recorded("claims")
+    if before is None or before["claims"] != found:
+        request.record("claims", content)
     request.draw("claims", charts.claims(content))
     return content
-
-
-def behind(claim: dict[str, Any]) -> str:
-    """The records a judged claim rests on, by name."""
-    return ", ".join(name.removesuffix(".json") for name in claim["records"]) or "computed"
 
 
 def no_parameter(records: Records) -> Judgement:

@@ -13,9 +13,8 @@ from typing import Any
 
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.paper import published
-from deepsimplex.paper.claims import behind
 from deepsimplex.paper.opensets import EVERY, label, shortened
-from deepsimplex.paper.requests import read_record
+from deepsimplex.paper.requests import behind, read_record
 from deepsimplex.tables import pipes, spaced, spread
 
 TOLD = ("common", "long", "moved", "once", "whole-moved", "faint")

@@ -146,6 +146,11 @@ def read_record(path: Path) -> Any:
         ) from None
 
 
+def behind(claim: dict[str, Any]) -> str:
+    """The records a judged claim rests on, by name."""
+    return ", ".join(name.removesuffix(".json") for name in claim["records"]) or "computed"
+
+
 def epochs_of(record: dict[str, Any]) -> list[int]:
     """Of the recipe or the recipes of a record."""
     recipes = [record["recipe"]] if "recipe" in record else record.get("recipes", {}).values()
