@@ -150,7 +150,7 @@ def test_what_a_folder_lacks_and_a_net_needs_is_told(folder, tmp_path, capsys):
     assert "no images in dog, taken for no class" in out
     more = ["--backbone", "resnet18", "--out", str(tmp_path / "b")]
     assert run(["train", str(folder), *more, *words]) == 1
-    assert "unless --size says more" in capsys.readouterr().err
+    assert "--size says how large a folder's are" in capsys.readouterr().err
     assert run(["estimate", str(folder), "--leave-out", "3", "--out", str(tmp_path / "c")]) == 1
     assert "got 3; add some, or lower --leave-out" in capsys.readouterr().err
 

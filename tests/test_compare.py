@@ -126,8 +126,9 @@ def test_equal_trainings_are_done_once(tmp_path):
     assert again["auroc"] == two["auroc"]
     # The commit is the one that trained, and what cannot be read is trained anew.
     told = json.loads((first / "results.json").read_text())
-    (first / "results.json").write_text(json.dumps(told | {"commit": "old"}))
-    assert run(other, recipe, tmp_path / "sixth", first)["commit"] == "old"
+    (first / "results.json").write_text(json.dumps(told | {"commit": "old", "hardware": "abacus"}))
+    sixth = run(other, recipe, tmp_path / "sixth", first)
+    assert (sixth["commit"], sixth["hardware"]) == ("old", "abacus")
     (second / "model.safetensors").write_bytes(b"of another version")
     seventh = run(other, recipe, tmp_path / "seventh", second, first)
     assert seventh["trained by"].endswith("/first")

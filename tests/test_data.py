@@ -111,6 +111,8 @@ def test_files_of_one_size_up_to_64_keep_it(sizes, side, tmp_path):
     for number, size in enumerate(sizes):
         picture(tmp_path / "a" / f"{number}.png", size)
     assert load_data(str(tmp_path)).images.shape == (2, side, side, 3)
+    (tmp_path / "a" / "broken.png").write_text("no image")  # has no size
+    assert load_data(str(tmp_path), on_bad="skip").images.shape == (2, side, side, 3)
 
 
 def test_pictures_are_turned_upright_and_cut_in_the_centre(tmp_path):

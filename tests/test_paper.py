@@ -1,6 +1,7 @@
 """The paper's tables as commands: they run, resume, and say what is missing."""
 
 import dataclasses
+import io
 import json
 import re
 import struct
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import toys
 
-from deepsimplex import engine, metrics
+from deepsimplex import engine, metrics, terminal
 from deepsimplex.cli import run
 from deepsimplex.data.sources import LabelledSet
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import METHODS
-from deepsimplex.paper import opensets, published, rivals, table1
+from deepsimplex.paper import commands, opensets, published, rivals, table1
 from deepsimplex.paper.readme import closed_set, open_set, update
 from deepsimplex.paper.requests import Request
 from deepsimplex.paper.studies import Study, conduct
@@ -115,21 +116,78 @@ def test_a_command_that_finds_nothing_new_leaves_the_record_be(here, capsys, mon
     assert paper(*words[:-1], "1", "--epochs", "1") == 0
     out = capsys.readouterr().out
     assert "the record's cell of 2 epochs, 2 trials stays" in out
-    assert "Nothing new: the record stays as it is." in out
+    assert f"Nothing new for the record: {path.relative_to(here)}" in out
     assert path.read_bytes() == before
+    # Scores and figure are made all the same: they may not have been.
+    scores = path.with_suffix(".npz")
+    kept, drawn = scores.read_bytes(), list[str]()
+    scores.unlink()
+    monkeypatch.setattr(Request, "draw", lambda request, name, figure: drawn.append(name))
+    assert paper(*words, "--epochs", "2") == 0
+    assert (path.read_bytes(), drawn) == (before, ["table1"])
+    with np.load(io.BytesIO(kept)) as old, np.load(scores) as new:
+        assert {name: new[name].tobytes() for name in new} == {n: old[n].tobytes() for n in old}
+    assert paper(*words, "--epochs", "3") == 0
+    (longer,) = record(here, "table1")["cells"]
+    assert longer["epochs"] == 3
     assert paper("table1", "--quick", "--rows", "cac", "--trials", "1", "--epochs", "1") == 0
     after = record(here, "table1")
     assert (after["trials"], after["environment"]) == (2, {"cpu": "other"})
 
 
+def test_equal_splits_and_cells_of_another_record_are_nothing_new(here):
+    for name in ("table1", "closed"):
+        (here / f"paper-{name}.json").write_bytes((RESULTS / f"paper-{name}.json").read_bytes())
+    words = ("closed", "--track", "none", "--columns", "cifar10,cifar+10", "--rows", "softmax")
+    seen = []
+    for _ in range(2):
+        assert paper(*words, "--results", str(here)) == 0
+        seen.append((here / "paper-closed.json").read_bytes())
+    assert seen[0] == seen[1]
+    cells = {(c["column"], c["row"], c["recipe"]): c for c in json.loads(seen[0])["cells"]}
+    assert "accuracy of different splits" in cells["cifar10", "softmax", "common"]
+
+
 @pytest.mark.parametrize("option", ["--results", "--figures"])
-def test_where_nothing_can_be_written_is_told_before_training(option, here, capsys):
-    (here / "taken").write_text("")
-    assert paper("semantic", "--quick", option, str(here / "taken/below")) == 1
-    error = capsys.readouterr().err
-    assert f"expected a folder to write to for {option}; got" in error
-    assert error.count("\n") == 1
-    assert sorted(here.iterdir()) == [here / "taken"]
+def test_where_nothing_can_be_written_is_told_before_training(option, here, capsys, monkeypatch):
+    taken = here / "taken"
+    taken.write_text("")
+    for place in (taken, taken / "below"):
+        assert paper("semantic", "--quick", option, str(place)) == 1
+        error = capsys.readouterr().err
+        assert f"expected to write records and figures to {place}; got {taken}" in error
+        assert error.count("\n") == 1
+    monkeypatch.setattr("os.access", lambda path, mode: not path.is_absolute())
+    assert paper("semantic", "--quick", option, str(here / "new")) == 1
+    assert f"got {here}, which is no folder to write to" in capsys.readouterr().err
+    assert sorted(here.iterdir()) == [taken]
+
+
+def test_unasked_the_rows_are_the_papers():
+    plan = commands._plan(False, "arpl", None, None, None, 5, "common", None)
+    assert plan.rows == tuple(opensets.ROWS)
+
+
+def test_trainings_are_counted_that_are_to_be_done(here, monkeypatch):
+    said = []
+
+    def training(title, trainings):
+        said.append(trainings)
+        return terminal.training(title, trainings)
+
+    monkeypatch.setattr(opensets, "training", training)
+    words = ("table1", "--quick", "--track", "none", "--epochs", "1", "--trials")
+    assert paper(*words, "1", "--rows", "softmax") == 0
+    assert paper(*words, "2", "--rows", "softmax,cac") == 0
+    assert paper(*words, "2", "--rows", "softmax", "--score", "energy") == 0
+    assert said == [1, 3, 0]
+    request = Request(False, "cpu", here, here, here, here)
+    pair = opensets.Plan(columns=("cifar+10", "cifar+50"), tracks=("none",), rows=("softmax",))
+    keys = [(column, "none", "softmax") for column in pair.columns]
+    assert opensets._left(request, pair, keys) == 5  # of the same known classes
+    assert opensets._left(request, pair, keys[1:]) == 5
+    apart = dataclasses.replace(pair, columns=("cifar10", "cifar+50"))
+    assert opensets._left(request, apart, [("cifar10", *keys[0][1:]), keys[1]]) == 10
 
 
 def test_rows_that_the_papers_table_has_not_are_taken_by_name(here):
@@ -178,10 +236,15 @@ def test_scores_of_a_replaced_cell_go_with_it(here):
 
 def test_a_row_timed_alone_is_trained_for_it(here):
     words = ("--quick", "--epochs", "1", "--rows")
-    for rows, count, most in (("cac,gcpl", 2, "2"), ("cac", 1, "1"), ("gcpl", 1, "5")):
+    for rows, counts, most in (
+        ("cac,gcpl", [2, 2], "2"),
+        ("cac", [1], "1"),
+        ("gcpl", [1], "5"),
+        ("cac,center", [2, 1], "2"),  # there was one to train
+    ):
         assert paper("rivals", *words, rows, "--at-once", most) == 0
         lines = {line["row"]: line["trainings at once"] for line in record(here, "rivals")["rows"]}
-        assert {lines[row] for row in rows.split(",")} == {count}  # as many as there were to train
+        assert [lines[row] for row in rows.split(",")] == counts
 
 
 def test_table1_by_another_score_stands_beside_the_own(here, capsys):

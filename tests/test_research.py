@@ -13,7 +13,7 @@ import toys
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from deepsimplex import research
+from deepsimplex import own, research
 from deepsimplex.backbones import build_backbone
 from deepsimplex.cli import run
 from deepsimplex.methods import METHODS
@@ -253,6 +253,34 @@ def test_estimate_refuses_before_it_trains(tmp_path, capsys):
     assert run([*words, "--score", "joined"]) == 0
     folds = json.loads((tmp_path / "e" / "estimate.json").read_text())["folds"]
     assert {fold["score"] for fold in folds} == {"joined"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--out", "t"],
+        ["estimate", "--out", "e"],
+        ["compare", "--splits", "random", "--trials", "1", "--out", "o", "--results", "r"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_larger_images_cost_on_a_cpu_is_told(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(own, "WITH_BACKGROUND", 1)
+    data = folder_of(*toys.pictures(40, classes=4, size=29), tmp_path / "data")
+    assert run([words[0], str(data), *words[1:], "--epochs", "1", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("On a CPU this may take hours: --size 28 takes minutes, --epochs shorten") == 1
+
+
+def test_trainings_at_once_are_those_that_are_to_be_done(tmp_path):
+    words = ["compare", "digits", "--trials", "1", "--epochs", "1", "--at-once", "5"]
+    words += ["--device", "cpu", "--out", str(tmp_path / "o"), "--results", str(tmp_path)]
+    for methods in ("softmax,cac", "softmax,cac,gcpl"):
+        assert run([*words, "--methods", methods]) == 0
+    record = json.loads((tmp_path / "compare-digits-arpl-2.json").read_text())
+    (found,) = zip(*record["methods"].values(), strict=True)
+    assert [one["trainings at once"] for one in found] == [2, 2, 1]
 
 
 def folder_of(images, labels, place):

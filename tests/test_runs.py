@@ -342,3 +342,11 @@ def test_a_broken_file_of_a_run_is_told(name, content, tmp_path):
 def test_a_record_names_its_command_without_paths_of_the_machine(words, shown, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/deepsimplex", *words])
     assert runs.command() == shown
+
+
+def test_hardware_is_the_gpu_where_there_is_one(monkeypatch):
+    about = {"cpu": "2 cores"}
+    monkeypatch.setattr(runs, "environment", lambda device: about)
+    assert runs.hardware(torch.device("cpu")) == "2 cores"
+    about["gpu"] = "H200"
+    assert runs.hardware(torch.device("cuda")) == "H200"

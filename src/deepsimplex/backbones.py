@@ -251,7 +251,7 @@ def build_backbone(name: str, shape: Sequence[int]) -> Backbone:
         raise DeepSimplexError(
             f"images of at least {_least_side(name)} pixels a side for the backbone {name!r}",
             f"{size[0]}×{size[1]}",
-            "give larger images (a folder is shrunk unless --size says more), use backbone 'auto', "
+            "give larger images (--size says how large a folder's are), use backbone 'auto', "
             "or flatten them to vectors for 'mlp'",
         )
     if name == "small":

@@ -102,7 +102,7 @@ def train(
             model = _scored_anew(trained, run, recipe.views, some, theirs, **promise)
         else:
             _announce(recipe, start, run)
-            tell_cost(source, images, recipe, where)
+            tell_cost(source, images, recipe, where, freeze)
             with training("Training") as begin:
                 model = fit_model(
                     some,

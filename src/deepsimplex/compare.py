@@ -25,7 +25,7 @@ from deepsimplex.lanes import drive
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.recipes import Recipe
-from deepsimplex.runs import Run, code_commit, fingerprint, write_arrays
+from deepsimplex.runs import Run, code_commit, fingerprint, hardware, write_arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -133,9 +133,9 @@ def running(
         images, labels = to_tensor(trial.train[0]), torch.from_numpy(trial.train[1])
         how: Any = {"score": score, "keep": keep, "calibration": to_tensor(trial.calibration[0])}
         borrowed = _borrowed(donors, run.asked, recipe.views, where)
-        commit, trained_by = code_commit(), None
+        made: dict[str, Any] = {"commit": code_commit(), "hardware": hardware(where)}
         if borrowed is not None:
-            model, commit, trained_by = borrowed
+            model, made = borrowed
             model = scored(model, images, labels, **how, feature_cache=start.cache)
         else:
             model = yield from fitting(
@@ -155,11 +155,11 @@ def running(
         write_arrays(folder / "scores.npz", evaluation.arrays())
         seconds = time.perf_counter() - began  # without what only a record asks for
         results = _found(model, trial, evaluation) | {
-            "commit": commit,
             "background": background is not None,
             "seconds": seconds,
             "trainings at once": at_once,
-            "trained by": trained_by,
+            "trained by": None,
+            **made,
         }
         run.finish(results)
         return results
@@ -197,18 +197,19 @@ def shortage(records: list[dict[str, Any]], keep: float) -> list[str]:
 
 def _borrowed(
     donors: Sequence[Path], asked: dict[str, Any], views: Views, where: torch.device
-) -> tuple[Model, str | None, str] | None:
-    """Of the first finished run that trained what is asked: its model, by these views, the commit
-    that trained it, and its name. A file of another version of its method cannot be read.
+) -> tuple[Model, dict[str, Any]] | None:
+    """Of the first finished run that trained what is asked: its model, by these views, and how it
+    was made. A file of another version of its method cannot be read.
     """
     for donor in donors:
         if unlike(donor, asked) is None:
             try:
                 model = Model.load(donor / "model.safetensors", str(where)).by_views(views)
-                commit = json.loads((donor / "results.json").read_text())["commit"]
+                found = json.loads((donor / "results.json").read_text())
+                made = {"commit": found["commit"], "hardware": found.get("hardware")}
             except (OSError, ValueError, LookupError):  # a DeepSimplexError is a ValueError
                 continue
-            return model, commit, f"{donor.parent.name}/{donor.name}"
+            return model, made | {"trained by": f"{donor.parent.name}/{donor.name}"}
     return None
 
 

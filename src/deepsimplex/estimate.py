@@ -69,7 +69,7 @@ def estimate(
                     f"{counted(len(folds), 'training')} of {recipe.method}, "
                     f"{counted(recipe.epochs, 'epoch')} each."
                 )
-                tell_cost(source, images, recipe, where)
+                tell_cost(source, images, recipe, where, freeze)
             missing = ", ".join(sorted(set(trial.unknown_names)))
             asked: Any = {"keep": keep, "score": score, "start": start, "device": device}
             folder = out / f"without-{number}"

@@ -51,9 +51,11 @@ def known_data(
     )
 
 
-def tell_cost(source: str, images: Tensor, recipe: Recipe, where: torch.device) -> None:
+def tell_cost(
+    source: str, images: Tensor, recipe: Recipe, where: torch.device, freeze: bool = False
+) -> None:
     """On a CPU: how to have the long training of larger images shorter."""
-    larger = images.ndim == 4 and max(images.shape[2:]) > SMALL
+    larger = images.ndim == 4 and max(images.shape[2:]) > SMALL and not freeze
     if where.type == "cpu" and larger and recipe.epochs >= WITH_BACKGROUND:
         small = "" if Path(source).suffix == ".npz" else f"--size {SMALL} takes minutes, "
         console.print(f"On a CPU this may take hours: {small}--epochs shortens it.")

@@ -30,7 +30,7 @@ from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import check_request
 from deepsimplex.lanes import drive, side_by_side
 from deepsimplex.methods import METHODS, method_row
-from deepsimplex.own import extra_beside, known_data
+from deepsimplex.own import extra_beside, known_data, tell_cost
 from deepsimplex.recipes import Recipe, benchmark_recipe, default_recipe, digits_recipe
 from deepsimplex.runs import command, environment, write_atomically, write_json
 from deepsimplex.terminal import console, table, training
@@ -63,11 +63,17 @@ def compare(
     helped = _needing_background(name, methods, background)
     where = pick_device(device)
     makers, about = _trials(name, family, numbers, background, data_root(root), seed, size, on_bad)
-    at_once = min(at_once or side_by_side(where), len(makers) * len(methods))
     console.print(f"{name}: {', '.join(methods)}; {about}. Device: {where}.")
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
     by = f"-{score}" if score else ""
-    with training("Training", trainings=len(makers) * len(methods)) as begin:
+    runs = {
+        (method, number): (out / f"{method}-{number}", out / f"{method}-{number}{by}")
+        for number, _ in makers
+        for method in methods
+    }
+    left = sum(not any((f / "results.json").exists() for f in two) for two in runs.values())
+    at_once = max(1, min(at_once or side_by_side(where), left))
+    with training("Training", trainings=left) as begin:
 
         def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
             for number, make in makers:
@@ -79,7 +85,9 @@ def compare(
                     recipe = _recipe(name, method, trial, number)
                     if epochs is not None:
                         recipe = dataclasses.replace(recipe, epochs=epochs)
-                    plain, folder = out / f"{method}-{number}", out / f"{method}-{number}{by}"
+                    if (method, number) == (methods[0], makers[0][0]):
+                        tell_cost(name, to_tensor(trial.train[0][:1]), recipe, where)
+                    plain, folder = runs[method, number]
                     yield comparison.running(
                         with_photographs(trial) if method in helped and not background else trial,
                         recipe,
@@ -106,7 +114,7 @@ def compare(
         "methods": found,
     }
     record["notes"] += comparison.shortage([r for rs in found.values() for r in rs], KEEP)
-    parts = [out / f"{method}-{n}{by}" / "scores.npz" for method in methods for n, _ in makers]
+    parts = [runs[method, n][1] / "scores.npz" for method in methods for n, _ in makers]
     _publish(record, results / stem, parts)
 
 

@@ -104,9 +104,9 @@ def environment(device: torch.device | None = None) -> dict[str, Any]:
     return record
 
 
-def hardware(folder: Path) -> str:
-    """What the run in a folder began on."""
-    about = _read(folder / "environment.json", "the run has to be made again")
+def hardware(device: torch.device) -> str:
+    """The GPU's name, or the CPU's cores."""
+    about = environment(device)
     return str(about.get("gpu", about["cpu"]))
 
 

@@ -19,7 +19,7 @@ from deepsimplex.errors import DeepSimplexError
 DEFAULT_SIZE = 28
 """Photographs are scaled to so many pixels: trained in minutes on a CPU; --size asks for more."""
 OWN_SIZE = 64
-"""Up to so many pixels, image files that are all of one size keep it."""
+"""Up to so many pixels on the short side, image files that are all of one size keep it."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _labelled(listing: Listing, images: np.ndarray, kept: np.ndarray) -> Labelle
 
 
 def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
-    """Size and channels for a set: OWN_SIZE, or DEFAULT_SIZE; grey if all are."""
+    """Size and channels for a set: its own size or DEFAULT_SIZE; grey if all are."""
 
     def answer() -> tuple[int, int]:
         sizes, grey = set(), True
@@ -190,7 +190,7 @@ def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
 
     if cache is None:
         return answer()
-    size, channels = remembered(listing.files, cache, "own shape", answer)
+    size, channels = remembered(listing.files, cache, f"shape up to {OWN_SIZE}", answer)
     return size, channels
 
 

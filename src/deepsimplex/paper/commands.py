@@ -40,7 +40,7 @@ Recipes = Annotated[
         "--recipe",
         help="common, long, strong, strong-whole, whole (these two without dropout), moved and "
         "whole-moved (the same by many views), once (moved in one cosine), "
-        "faint (whole with RandAugment and a background of weight 0.1; docs/decisions/0015).",
+        "faint (whole with RandAugment and a background of weight 0.1; docs/decisions/0012).",
     ),
 ]
 

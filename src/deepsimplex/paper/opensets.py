@@ -140,10 +140,9 @@ def results(
         raise _nothing(plan, missing)
     for column, row in dict.fromkeys((column, row) for column, _, row in wanted):
         _check_score(column, row, plan)
-    alike = _alike(plan)
-    trainings = plan.trials * sum(len({k[1:] for k in wanted if k[0] in group}) for group in alike)
-    at_once = max(1, min(plan.at_once or side_by_side(where), trainings))
     found: Found = {key: [] for key in wanted}
+    trainings = _left(request, plan, wanted)
+    at_once = max(1, min(plan.at_once or side_by_side(where), trainings))
 
     with training("Training", trainings=trainings) as begin:
 
@@ -154,12 +153,7 @@ def results(
             score = plan.scored(row)
             donors: list[Path] = []
             for column, trial in group.items():
-                name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
-                name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
-                name += f"-{request.epochs}-epochs" if request.epochs else ""
-                name += f"-at-once-{plan.at_once}" if plan.at_once else ""  # timed for itself
-                plain = request.runs("opensets") / name
-                folder, own = (_by(plain, by) for by in (score, EVERY[row].score))
+                folder, own = _folders(request, plan, column, track, row, number)
                 done = (folder / "results.json").exists()
                 if folder != own:  # the same training by its own score may be there
                     donors.append(own)
@@ -178,7 +172,7 @@ def results(
                 donors.append(folder)
 
         def jobs() -> Iterator[Generator[None, None, None]]:
-            for columns, track in itertools.product(alike, plan.tracks):
+            for columns, track in itertools.product(_alike(plan), plan.tracks):
                 here = [c for c in columns if any(key[:2] == (c, track) for key in wanted)]
                 for number in range(plan.trials):
                     trials = {c: _trial(c, track, number, plan.family, request.root) for c in here}
@@ -191,6 +185,32 @@ def results(
     for records in found.values():
         records.sort(key=lambda record: record["seed"])
     return found, missing
+
+
+def _left(request: Request, plan: Plan, wanted: Collection[Key]) -> int:
+    """How many trainings are to be done still; columns with the same knowns share theirs."""
+    left = 0
+    every = itertools.product(_alike(plan), plan.tracks, plan.rows, range(plan.trials))
+    for columns, track, row, number in every:
+        those = [
+            _folders(request, plan, c, track, row, number)
+            for c in columns
+            if (c, track, row) in wanted
+        ]
+        left += bool(those) and not any((f / "results.json").exists() for two in those for f in two)
+    return left
+
+
+def _folders(
+    request: Request, plan: Plan, column: str, track: str, row: str, number: int
+) -> tuple[Path, Path]:
+    """Of a run, and of the same training by the row's own score."""
+    name = f"{plan.family}-{column}-{track}/{_slug(row)}-{number}"
+    name += f"-{plan.recipe}" if plan.recipe not in ("common", "digits") else ""
+    name += f"-{request.epochs}-epochs" if request.epochs else ""
+    name += f"-at-once-{plan.at_once}" if plan.at_once else ""  # timed for itself
+    plain = request.runs("opensets") / name
+    return _by(plain, plan.scored(row)), _by(plain, EVERY[row].score)
 
 
 def _by(folder: Path, score: str | None) -> Path:

@@ -43,26 +43,32 @@ class Request:
 
     def __post_init__(self) -> None:
         """Where nothing can be written is told before anything is trained."""
-        for option, folder in (("--results", self.results), ("--figures", self.figures)):
+        for folder in (self.results, self.figures):
             above = next(path for path in (folder, *folder.parents) if path.exists())
             if not above.is_dir() or not os.access(above, os.W_OK):
-                got = f"{above}, which is none"
-                raise DeepSimplexError(f"a folder to write to for {option}", got, "choose another")
+                raise DeepSimplexError(
+                    f"to write records and figures to {folder}",
+                    f"{above}, which is no folder to write to",
+                    "choose another --results, --figures or --out",
+                )
 
     def runs(self, name: str) -> Path:
         return self.out / self.named(name)
 
     def recorded(self, name: str) -> Any:
         """results/paper-NAME.json as it stands; None if there is none."""
-        return read_record(self.results / f"paper-{self.named(name)}.json")
+        return read_record(self.place(name))
+
+    def place(self, name: str) -> Path:
+        return self.results / f"paper-{self.named(name)}.json"
 
     def publish(self, name: str, content: dict[str, Any], figure: Figure, *more: str) -> None:
         """The record of a study and its figure, which says below what it was drawn from."""
-        name = self._place(name, content)
+        name = self._beside(name, content)
         self.record(name, content)
         self.draw(name, figure, ", ".join((conditions(content, self.seeds).lstrip(", "), *more)))
 
-    def _place(self, name: str, content: dict[str, Any]) -> str:
+    def _beside(self, name: str, content: dict[str, Any]) -> str:
         """NAME or, where a record of longer trainings or of more seeds stands, one beside it."""
         before = self.recorded(name)
         mine = max(epochs_of(content)), self.seeds
@@ -83,7 +89,7 @@ class Request:
         A record that `joins` several commands keeps the wall clock of each, the longest where one
         was given twice: the second time it may have found all its runs finished.
         """
-        path = self.results / f"paper-{self.named(name)}.json"
+        path = self.place(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         seconds = round(time.perf_counter() - self.began, 2)
         whole = {

@@ -12,7 +12,7 @@ from deepsimplex.data.protocols import repeated_trials
 from deepsimplex.paper import charts, published
 from deepsimplex.paper.opensets import EVERY, Plan, keep_scores, label, recipe_for, results
 from deepsimplex.paper.requests import Request, joined
-from deepsimplex.runs import command, hardware
+from deepsimplex.runs import command
 from deepsimplex.terminal import console, table
 
 Key = tuple[Any, ...]  # column, background, row, recipe, detector
@@ -46,15 +46,12 @@ def _show(
     measured = [_measured(key, records, plan) for key, records in found.items()]
     cells |= {_key(cell): cell for cell in measured}
     _print(plan, measure, printed, cells)
-    recorded = _recorded(request, plan.named(name))
-    after = joined(joined(recorded, given, _weight), cells, _weight, _stays)
-    if recorded and after == recorded:
-        console.print("Nothing new: the record stays as it is.")
-        return request.recorded(plan.named(name))
+    before = joined(_recorded(request, plan.named(name)), given, _weight)
+    after = joined(before, cells, _weight, _stays)
     content = {
         "measure": measure,
         "family": plan.family,
-        "trials": max((_weight(cell)[1] for cell in after.values()), default=plan.trials),
+        "trials": max(_weight(cell)[1] for cell in after.values()),
         "protocol": "last epoch; nothing chosen on test; thresholds from held-out knowns",
         "cells": [cell | _distinct(cell, measure, plan.family) for cell in after.values()],
         "missing": missing,
@@ -66,7 +63,11 @@ def _show(
         source = request.recorded(plan.named(taken))
         about = {"record": f"paper-{request.named(plan.named(taken))}.json"}
         content["taken from"] = about | {"environment": source["environment"]}
-    path = request.record(plan.named(name), content, joins=True)
+    there, path = request.recorded(plan.named(name)), request.place(plan.named(name))
+    if there is not None and all(there[part] == content[part] for part in ("cells", "published")):
+        console.print(f"Nothing new for the record: {path}")
+    else:
+        request.record(plan.named(name), content, joins=True)
     kept = [cell for cell in measured if after[_key(cell)] is cell]
     keep_scores(path, {(*_key(c)[:2], label(c)): found[_key(c)[:3]] for c in kept})
     request.draw(plan.named(name), charts.open_sets(content))
@@ -186,7 +187,7 @@ def _measured(
         "auroc by score": _by_score(records),
         "seconds": [record["seconds"] for record in records],
         "commits": sorted({str(record["commit"]) for record in records}),
-        "hardware": sorted({hardware(record["folder"]) for record in records}),
+        "hardware": sorted({str(record.get("hardware")) for record in records}),
         "command": command(),
     }
 
