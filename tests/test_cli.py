@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,15 +118,17 @@ def folder(tmp_path_factory):
 
 
 def test_a_damaged_model_of_a_finished_run_is_made_again(tmp_path, capsys):
-    words = ["train", "digits", "--out", str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"]
+    out = tmp_path / "my run"
+    words = ["train", "digits", "--out", str(out), "--epochs", "1", "--device", "cpu"]
     assert run(words) == 0
-    model = tmp_path / "run" / "model.safetensors"
+    assert f"predict '{out}' IMAGES\n" in capsys.readouterr().out
+    model = out / "model.safetensors"
     whole = model.read_bytes()
     for left in (whole[:500], None):
         model.write_bytes(left) if left else model.unlink()
         assert run(words) == 1
         assert "results.json; the same command makes the model again" in capsys.readouterr().err
-    (tmp_path / "run" / "results.json").unlink()
+    (out / "results.json").unlink()
     assert run(words) == 0
     assert model.read_bytes() == whole
 
@@ -189,10 +192,11 @@ def trained(folder, tmp_path_factory):
 )
 def test_a_long_training_on_a_cpu_is_told(size, epochs, told, capsys):
     images, plan = torch.zeros(2, 3, size, 8), Recipe(epochs=epochs)
-    for source, small in (("photos", "--size 28 takes minutes, "), ("photos.npz", "")):
+    for source, way in (("photos", "--size 28"), ("photos.npz", "fewer --epochs")):
         own.tell_cost(source, images, plan, torch.device("cpu"))
-        said = f"On a CPU this may take hours: {small}--epochs shortens it.\n"
+        said = f"On a CPU this may take hours, and much less with {way} and another --out.\n"
         assert capsys.readouterr().out == (said if told else "")
+    own.tell_cost("photos", images, plan, torch.device("cpu"), freeze=True)
     own.tell_cost("photos", images, plan, torch.device("cuda"))
     own.tell_cost("vectors.npz", torch.zeros(2, 100), plan, torch.device("cpu"))
     assert capsys.readouterr().out == ""
@@ -218,6 +222,34 @@ def test_images_trained_on_are_left_out_of_the_evaluation(folder, trained, tmp_p
     shutil.copytree(folder / "ant", tmp_path / "ant")
     assert run(["evaluate", str(trained), str(tmp_path)]) == 1
     assert "all trained or calibrated on" in capsys.readouterr().err
+
+
+def test_unreadable_images_are_left_out_if_asked(folder, test_folder, trained, tmp_path, capsys):
+    some = tmp_path / "some images" / "ant"
+    shutil.copytree(test_folder / "ant", some)
+    names = sorted(path.name for path in some.iterdir())
+    (some / names[1]).write_text("no image")
+    assert run(["predict", str(trained), str(some), "--csv"]) == 1
+    said = capsys.readouterr()
+    assert names[1] in said.err
+    assert said.err.endswith("or leave them out with --on-bad skip\n")
+    assert run(["predict", str(trained), str(some), "--csv", "--on-bad", "skip"]) == 0
+    said = capsys.readouterr()
+    shown = [Path(row["input"]).name for row in csv.DictReader(io.StringIO(said.out))]
+    assert sorted(shown) == [name for name in names if name != names[1]]
+    assert said.err.startswith("Left out, unreadable: ")
+    assert names[1] in said.err
+    assert run(["predict", str(trained), str(some / names[1]), "--on-bad", "skip"]) == 0
+    assert run(["predict", str(trained), str(some), "--on-bad", "drop"]) == 1
+    assert "on_bad 'fail' or 'skip'" in capsys.readouterr().err
+    words = ["evaluate", str(trained), str(tmp_path / "some images"), "--on-bad", "skip"]
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert "Left out, unreadable: " in out
+    assert names[1] in out
+    assert run([*words, "--json"]) == 0
+    (left,) = json.loads(capsys.readouterr().out)["unreadable"]
+    assert left.endswith(names[1])
 
 
 def test_predict_table_json_csv(folder, trained, capsys):

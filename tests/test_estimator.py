@@ -12,7 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from deepsimplex import OpenSetClassifier, engine
+from deepsimplex import OpenSetClassifier, engine, estimator, recipes
 from deepsimplex.errors import DeepSimplexError, ModelFileError
 
 
@@ -324,3 +324,25 @@ def test_bytes_are_not_taken_for_fractions(bytes_first):
     for ask in (classifier.predict, classifier.score_samples, classifier.decision_function):
         with pytest.raises(DeepSimplexError, match="as fitted"):
             ask(given)
+
+
+def test_a_long_training_on_a_cpu_is_warned_of(monkeypatch):
+    monkeypatch.setattr(recipes, "AT_LENGTH", recipes.AT_LENGTH | {"epochs": 160})
+    monkeypatch.setattr(estimator, "fit_model", stopped)
+    images = np.zeros((4, 29, 29), np.uint8)
+    for device, epochs, told in (("cpu", None, 1), ("cpu", 700, 0)):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            with pytest.raises(Stop):
+                OpenSetClassifier(epochs=epochs, device=device).fit(images, [0, 1, 0, 1])
+        assert [str(w.message) for w in seen] == told * [
+            "160 epochs on a CPU may take hours; epochs= takes fewer"
+        ]
+
+
+class Stop(Exception):
+    pass
+
+
+def stopped(*arguments, **options):
+    raise Stop

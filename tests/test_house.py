@@ -76,6 +76,7 @@ HOUSE = [
     "compare",
     "terminal",
     "own",
+    "answers",
     "commands",
     "demo",
     "catalogue",

@@ -13,7 +13,7 @@ import toys
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from deepsimplex import own, research
+from deepsimplex import recipes, research
 from deepsimplex.backbones import build_backbone
 from deepsimplex.cli import run
 from deepsimplex.methods import METHODS
@@ -266,11 +266,11 @@ def test_estimate_refuses_before_it_trains(tmp_path, capsys):
 )
 def test_what_larger_images_cost_on_a_cpu_is_told(words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(own, "WITH_BACKGROUND", 1)
+    monkeypatch.setattr(recipes, "WITH_BACKGROUND", 1)
     data = folder_of(*toys.pictures(40, classes=4, size=29), tmp_path / "data")
     assert run([words[0], str(data), *words[1:], "--epochs", "1", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert out.count("On a CPU this may take hours: --size 28 takes minutes, --epochs shorten") == 1
+    assert out.count("On a CPU this may take hours, and much less with --size 28") == 1
 
 
 def test_trainings_at_once_are_those_that_are_to_be_done(tmp_path):
@@ -356,6 +356,22 @@ def test_bad_images_of_own_data_are_named_or_left_out(words, tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Left out, unreadable: " in text
     assert "bad.png" in text
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (7, "28×28 pixels, dsc, 200 epochs"),
+        (8, "8×8 pixels, dsc, 200 epochs"),
+        (32, "32×32 pixels, dsc-softmax, 600 epochs"),
+        (65, "28×28 pixels, dsc, 200 epochs"),
+    ],
+)
+def test_check_says_what_train_takes(size, said, tmp_path, capsys):
+    data = folder_of(*toys.pictures(160, classes=4, size=size), tmp_path / "data")
+    assert run(["check", str(data)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == f"If nothing is said, train takes {said}."
 
 
 def test_check_says_whether_to_train(tmp_path, capsys):

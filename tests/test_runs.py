@@ -77,6 +77,11 @@ def test_another_recipe_is_refused_and_named(tmp_path):
         pass
     with pytest.raises(RunError, match=r"a different recipe\.shift"):
         Run(tmp_path, Recipe(shift=2), {"keep": 0.9}).__enter__()
+    other = Recipe(shift=2, epochs=7, seed=3, momentum=0.5, mirror=True)
+    with pytest.raises(RunError) as told:
+        Run(tmp_path, other, {"keep": 0.9}).__enter__()
+    assert "a different recipe.epochs (100 there, 7 asked), recipe.mirror" in str(told.value)
+    assert "recipe.momentum (0.9 there, 0.5 asked), 2 more; choose" in str(told.value)
     (tmp_path / "recipe.json").write_text("{")
     with pytest.raises(RunError, match="a broken file"):
         Run(tmp_path, Recipe(), {"keep": 0.9}).__enter__()

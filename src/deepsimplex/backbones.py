@@ -251,8 +251,9 @@ def build_backbone(name: str, shape: Sequence[int]) -> Backbone:
         raise DeepSimplexError(
             f"images of at least {_least_side(name)} pixels a side for the backbone {name!r}",
             f"{size[0]}×{size[1]}",
-            "give larger images (--size says how large a folder's are), use backbone 'auto', "
-            "or flatten them to vectors for 'mlp'",
+            "give larger images (--size says how large a folder's are)"
+            + ("" if name == "small" else ", use backbone 'auto',")
+            + " or flatten them to vectors for 'mlp'",
         )
     if name == "small":
         return SmallNet(channels, size=size)

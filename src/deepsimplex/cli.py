@@ -160,9 +160,9 @@ def evaluate(
 
     Classes it was not trained on, and the images of an unknown/ folder, count as unknown.
     """
-    from deepsimplex import commands
+    from deepsimplex import answers
 
-    commands.evaluate(model, data, json, device, on_bad)
+    answers.evaluate(model, data, json, device, on_bad)
 
 
 @app.command()
@@ -173,14 +173,15 @@ def predict(
     ],
     json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values.")] = False,
+    on_bad: OnBad = "fail",
     device: Device = "auto",
 ) -> None:
     """Label images, or call them unknown, with the reason."""
-    from deepsimplex import commands
+    from deepsimplex import answers
 
     if json and csv:
         raise typer.BadParameter("--json and --csv exclude each other; choose one")
-    commands.predict(model, inputs, "json" if json else "csv" if csv else "table", device)
+    answers.predict(model, inputs, "json" if json else "csv" if csv else "table", device, on_bad)
 
 
 @app.command()

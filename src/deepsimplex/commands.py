@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
-import sys
-from collections.abc import Iterator
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepsimplex import compare
+from deepsimplex.answers import load_model
 from deepsimplex.asked import unlike
 from deepsimplex.data import download
 from deepsimplex.data.archives import data_root
@@ -23,9 +21,8 @@ from deepsimplex.data.augment import Views
 from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.drawings import apart
-from deepsimplex.data.folders import counted, image_files, list_images
-from deepsimplex.data.pictures import read_images
-from deepsimplex.data.sources import LabelledSet, hold_out, load_data, to_tensor
+from deepsimplex.data.folders import UNKNOWN, counted, list_images
+from deepsimplex.data.sources import LabelledSet, hold_out, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError, ModelFileError, RunError
 from deepsimplex.fitting import (
@@ -37,14 +34,12 @@ from deepsimplex.fitting import (
 )
 from deepsimplex.frozen import Pretrained
 from deepsimplex.metrics import accuracy
-from deepsimplex.model import Decision, Model, repeated
-from deepsimplex.own import known_data, load, recipe_for, tell_cost
-from deepsimplex.recipes import Recipe
+from deepsimplex.model import Model, repeated
+from deepsimplex.own import known_data, recipe_for, tell_cost
+from deepsimplex.recipes import Recipe, default_recipe
 from deepsimplex.runs import Run, fingerprint
-from deepsimplex.terminal import called, console, percent, progress, table, training
+from deepsimplex.terminal import called, console, percent, progress, training
 
-MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
-HEADINGS = ("accuracy", "AUROC", "OSCR", "FPR@95", "kept", "rejected")
 KEEP = 0.95
 
 
@@ -103,7 +98,7 @@ def train(
         else:
             _announce(recipe, start, run)
             tell_cost(source, images, recipe, where, freeze)
-            with training("Training") as begin:
+            with training("Training", epochs=recipe.epochs) as begin:
                 model = fit_model(
                     some,
                     theirs,
@@ -119,7 +114,9 @@ def train(
                 )
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held], trained))
-    console.print(f"Model: {run.model_path}\nNext: {called()} predict {out} IMAGES")
+    console.print(
+        f"Model: {run.model_path}\nNext: {called()} predict {shlex.quote(str(out))} IMAGES"
+    )
 
 
 def _check_whole(run: Run) -> None:
@@ -215,69 +212,6 @@ def _training_results(
     return results
 
 
-def evaluate(path: Path, source: str, as_json: bool, device: str, on_bad: str) -> None:
-    model = load_model(path, device)
-    data = _data_for(model, source, on_bad)
-    seen = model.was_seen(to_tensor(data.images))
-    if seen.all():
-        raise DeepSimplexError(
-            f"images in {source} that the model was not trained on",
-            f"{len(seen)}, all trained or calibrated on",
-            "keep a test folder apart",
-        )
-    images, names = data.images[~seen], data.names[~seen]
-    classes = [str(name) for name in model.classes]
-    known = np.isin(names, classes)
-    labels = np.array([classes.index(name) for name in names[known]], dtype=np.int64)
-    record: dict[str, Any] = {"model": str(path), "data": source, "left_out": int(seen.sum())}
-    record |= {"known": int(known.sum()), "unknown": int((~known).sum())}
-    if known.any() and not known.all():
-        tested = compare.evaluate(model, (images[known], labels), images[~known])
-        record |= tested.report(model)
-    else:
-        verdicts = model.judge(to_tensor(images))
-        kept = float(verdicts.accepted.mean())
-        if known.all():
-            record |= {"accuracy": accuracy(labels, verdicts.predicted), "known_kept": kept}
-        else:
-            record["unknown_rejected"] = 1 - kept
-    if as_json:
-        print(json.dumps(record))
-        return
-    if seen.any():
-        console.print(f"{seen.sum()} images were trained or calibrated on and are left out.")
-    console.print(f"{record['known']} known and {record['unknown']} unknown images of {source}.")
-    measured = [(n, h) for n, h in zip(MEASURES, HEADINGS, strict=True) if n in record]
-    table(
-        None,
-        ("in %", *(heading for _, heading in measured)),
-        [[model.score, *(percent(record[name]) for name, _ in measured)]],
-    )
-
-
-def predict(path: Path, inputs: list[str], form: str, device: str) -> None:
-    model = load_model(path, device)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    columns = ("input", "label", "nearest", model.score, "threshold", "reason")
-    rows = []
-    if form == "csv":
-        writer.writerow(columns)
-    for name, decision in _decisions(model, inputs):
-        label = str(decision.nearest) if decision.known else "unknown"
-        sign = -1 if model.score == "distance" else 1  # shown as a distance, not as its negative
-        value, limit = sign * decision.knownness, sign * decision.limit
-        shown = limit if np.isfinite(limit) else None
-        row = (name, label, str(decision.nearest), value, shown, decision.reason)
-        if form == "json":
-            print(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False))
-        elif form == "csv":
-            writer.writerow(row)
-        else:
-            rows.append((name, label, str(decision.nearest), f"{value:.3f}", _limit(shown), row[5]))
-    if form == "table":
-        table(None, columns, rows)
-
-
 def check(source: Path, as_json: bool) -> bool:
     """True when the set is fit to train on."""
     with progress("Looking") as advance:
@@ -286,7 +220,14 @@ def check(source: Path, as_json: bool) -> bool:
     if as_json:
         print(json.dumps(report.to_json()))
     else:
-        for line in report.lines():
+        lines = report.lines()
+        if report.fit:
+            known = sum(count for name, count in report.classes.items() if name != UNKNOWN)
+            shape, count = (3, report.side, report.side), round((1 - Recipe.calibration) * known)
+            recipe = default_recipe("auto", shape, images=count)
+            how = f"{report.side}×{report.side} pixels, {recipe.method}, {recipe.epochs} epochs"
+            lines.insert(-2, f"If nothing is said, train takes {how}.")
+        for line in lines:
             console.print(line)
     return report.fit
 
@@ -297,72 +238,6 @@ def get(name: str, root: Path | None) -> None:
             name, root, progress=lambda file, done, total: advance(done, total or done)
         )
     console.print(f"{name} lies in {folder}. Next: {called()} compare {name}")
-
-
-def load_model(path: Path, device: str) -> Model:
-    """A model file, or the one in a run folder."""
-    inside = path / "model.safetensors"
-    if path.is_dir() and not inside.exists():
-        raise DeepSimplexError(
-            f"a finished run in {path}", "no model in it", "repeat the train command to go on"
-        )
-    return Model.load(inside if path.is_dir() else path, device)
-
-
-def _data_for(model: Model, source: str, on_bad: str = "fail") -> LabelledSet:
-    """Test data in the model's own shape."""
-    if Path(source).is_dir() or Path(source).suffix == ".csv":
-        size, channels = _picture_shape(model)
-        return load(source, part="test", size=size, channels=channels, on_bad=on_bad)
-    data = load_data(source, part="test")
-    found = to_tensor(data.images[:1])
-    if tuple(found.shape[1:]) != model.shape or model.pixels != (found.dtype == torch.uint8):
-        kind = "uint8 pixels" if model.pixels else "numbers"
-        raise DeepSimplexError(
-            f"{kind} of shape {model.shape}, as trained",
-            f"{data.images.dtype} of shape {tuple(found.shape[1:])} in {source}",
-            "convert them",
-        )
-    return data
-
-
-def _picture_shape(model: Model) -> tuple[int, int]:
-    """Side and channels that image files must be brought to, if the model takes such at all."""
-    if len(model.shape) != 3 or not model.pixels or model.shape[1] != model.shape[2]:
-        kind = "vectors" if len(model.shape) == 1 else "arrays"
-        raise DeepSimplexError(
-            f"{kind} of shape {model.shape}, as trained", "image files", "give a .npz file"
-        )
-    return model.shape[1], model.shape[0]
-
-
-def _decisions(model: Model, inputs: list[str]) -> Iterator[tuple[str, Decision]]:
-    """Decisions in the order of the inputs; files that stand together are read together."""
-    files: list[Path] = []
-
-    def read() -> Iterator[tuple[str, Decision]]:
-        for start in range(0, len(files), 256):
-            chunk = files[start : start + 256]
-            images = to_tensor(read_images(chunk, *_picture_shape(model)))
-            yield from zip(map(str, chunk), model.decide(images), strict=True)
-        files.clear()
-
-    for name in inputs:
-        path = Path(name)
-        if name == "digits" or path.suffix == ".npz":
-            yield from read()
-            decided = model.decide(to_tensor(_data_for(model, name).images))
-            yield from ((f"{name}[{index}]", one) for index, one in enumerate(decided))
-        elif path.is_dir():
-            found = image_files(path)
-            if not found:
-                raise DeepSimplexError(f"images in {path}", "none", "check the path")
-            files += found
-        elif path.exists():
-            files.append(path)
-        else:
-            raise DeepSimplexError(f"a file or folder at {path}", "nothing", "check the path")
-    yield from read()
 
 
 def _background(folder: Path | None, images: Tensor) -> Tensor | None:
@@ -384,7 +259,3 @@ def _background(folder: Path | None, images: Tensor) -> Tensor | None:
     if known.any():
         console.print(f"Left out of the background: {known.sum()} of the known images.")
     return extra[~known]
-
-
-def _limit(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from deepsimplex import compare, tables
-from deepsimplex.commands import HEADINGS, KEEP, MEASURES
+from deepsimplex.answers import HEADINGS, MEASURES
+from deepsimplex.commands import KEEP
 from deepsimplex.data.protocols import digits_trial
 from deepsimplex.data.sources import to_tensor
 from deepsimplex.engine import pick_device

@@ -17,11 +17,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, from_numpy
 
 from deepsimplex.data.sources import to_tensor
+from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.fitting import fit_model
 from deepsimplex.methods import settings_for
 from deepsimplex.model import Model
-from deepsimplex.recipes import Recipe, changed, default_recipe
+from deepsimplex.recipes import Recipe, changed, default_recipe, long_on_cpu
 
 _OF_RECIPE = ("epochs", "batch_size", "learning_rate", "weight_decay", "augment", "shift")
 
@@ -116,11 +117,17 @@ class OpenSetClassifier(ClassifierMixin, BaseEstimator):
                     f"{np.asarray(background).dtype} ({_times(np.shape(background))})",
                     "convert it",
                 )
+        recipe = self._recipe(images, others is not None)
+        shape = tuple(images.shape[1:])
+        if self.epochs is None and long_on_cpu(shape, recipe, pick_device(self.device).type):
+            warnings.warn(
+                f"{recipe.epochs} epochs on a CPU may take hours; epochs= takes fewer", stacklevel=2
+            )
         model = fit_model(
             images,
             from_numpy(labels.astype(np.int64)),
             self.classes_,
-            self._recipe(images, others is not None),
+            recipe,
             keep=self.keep,
             guarantee=self.guarantee,
             by=self.by,

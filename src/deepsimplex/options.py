@@ -10,7 +10,14 @@ import typer
 Data = Annotated[str, typer.Argument(help="'digits', a .npz file, or a folder of class folders.")]
 ModelPath = Annotated[Path, typer.Argument(help="A model file, or the folder of a run.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Size = Annotated[int | None, typer.Option(min=8, max=1024, help="Side to scale images to.")]
+Size = Annotated[
+    int | None,
+    typer.Option(
+        min=8,
+        max=1024,
+        help="Side to scale images to; if not given their own, from 8 to 64 and of all, else 28.",
+    ),
+]
 OnBad = Annotated[str, typer.Option(help="Unreadable images: fail or skip.")]
 Method = Annotated[str, typer.Option(help="auto, or one of `deepsimplex methods`.")]
 Net = Annotated[str, typer.Option(help="auto picks by image size.")]

@@ -19,7 +19,7 @@ from deepsimplex.data.protocols import known_classes
 from deepsimplex.data.sources import LabelledSet, load_data
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.methods import settings_for
-from deepsimplex.recipes import SMALL, WITH_BACKGROUND, Recipe, changed, default_recipe
+from deepsimplex.recipes import SMALL, Recipe, changed, default_recipe, long_on_cpu
 from deepsimplex.terminal import console, progress
 
 
@@ -55,10 +55,9 @@ def tell_cost(
     source: str, images: Tensor, recipe: Recipe, where: torch.device, freeze: bool = False
 ) -> None:
     """On a CPU: how to have the long training of larger images shorter."""
-    larger = images.ndim == 4 and max(images.shape[2:]) > SMALL and not freeze
-    if where.type == "cpu" and larger and recipe.epochs >= WITH_BACKGROUND:
-        small = "" if Path(source).suffix == ".npz" else f"--size {SMALL} takes minutes, "
-        console.print(f"On a CPU this may take hours: {small}--epochs shortens it.")
+    if not freeze and long_on_cpu(tuple(images.shape[1:]), recipe, where.type):
+        way = "fewer --epochs" if Path(source).suffix == ".npz" else f"--size {SMALL}"
+        console.print(f"On a CPU this may take hours, and much less with {way} and another --out.")
 
 
 def extra_beside(

@@ -216,6 +216,12 @@ def default_recipe(
     return moved(recipe) if sides[0] > SMALL and sides[1] <= 64 else recipe
 
 
+def long_on_cpu(shape: tuple[int, ...], recipe: Recipe, device: str) -> bool:
+    """Whether a training of samples of this shape wants a GPU and has none."""
+    larger = len(shape) == 3 and max(shape[1:]) > SMALL
+    return device == "cpu" and larger and recipe.epochs >= WITH_BACKGROUND
+
+
 def changed(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     """The recipe with what is asked otherwise; an image that training does not move is not moved
     to be scored either, unless that is asked.

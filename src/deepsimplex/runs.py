@@ -271,7 +271,7 @@ class Run:
         if here != self.asked:
             raise RunError(
                 f"the recipe that {self.folder} was begun with",
-                f"a different {', '.join(differences(here, self.asked))}",
+                f"a different {_first(differences(here, self.asked))}",
                 "choose another --out, or delete that folder to begin anew",
             )
 
@@ -337,6 +337,11 @@ class Run:
     def finish(self, results: dict[str, Any]) -> None:
         """results.json: its presence means the run is complete."""
         write_json(self.folder / "results.json", results)
+
+
+def _first(names: list[str], most: int = 3) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
 
 
 def _read(path: Path, then: str) -> dict[str, Any]:

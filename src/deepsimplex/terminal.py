@@ -14,6 +14,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -61,8 +62,11 @@ def table(
 
 
 @contextlib.contextmanager
-def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]]:
-    """A bar over all epochs of all trainings; yields a function that begins the next one.
+def training(
+    title: str, trainings: int = 1, epochs: int | None = None
+) -> Iterator[Callable[[str], Report]]:
+    """A bar over all epochs of all trainings, `epochs` each if that is known; yields a function
+    that begins the next one.
 
     Not a terminal: a line as each training begins, and one at most every ten seconds; of several
     trainings every minute.
@@ -88,14 +92,16 @@ def training(title: str, trainings: int = 1) -> Iterator[Callable[[str], Report]
         return
 
     columns = (
+        SpinnerColumn(),  # an epoch may be long
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[state]}"),
         TimeRemainingColumn(),
+        TextColumn("left"),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=None, state="")
+        task = progress.add_task(title, total=epochs and trainings * epochs, state="")
         done: dict[str, int] = {}  # by training; several may run side by side
 
         def begin(name: str) -> Report:

@@ -21,7 +21,7 @@ import numpy as np
 from deepsimplex.calibration import least_sample
 from deepsimplex.data.folders import UNKNOWN, Listing, counted
 from deepsimplex.data.pictures import BadPictureError, decode, hushed, look, shown
-from deepsimplex.data.sources import hold_out
+from deepsimplex.data.sources import hold_out, side_of
 
 FEW = 10  # images a class, below which neither training nor calibration means much
 EXTREME = 4.0  # long side / short side, above which the centre cut keeps less than a quarter
@@ -44,6 +44,7 @@ class Report:
     interpretation: str
     images: int
     classes: dict[str, int]  # readable images by class, all parts together
+    side: int  # pixels that they are read at, if nothing is said
     findings: tuple[Finding, ...]
     verdict: str
     next: str
@@ -120,6 +121,7 @@ def check(
         listing.interpretation,
         len(names),
         classes,
+        side_of({seen[index].size for index in good}),
         tuple(findings),
         *_verdict(listing.root, findings),
     )

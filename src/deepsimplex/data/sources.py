@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from deepsimplex.errors import DeepSimplexError
 
 DEFAULT_SIZE = 28
 """Photographs are scaled to so many pixels: trained in minutes on a CPU; --size asks for more."""
-OWN_SIZE = 64
-"""Up to so many pixels on the short side, image files that are all of one size keep it."""
+OWN_SIZES = range(8, 64 + 1)
+"""Image files that are all of one size keep it, if their short side has so many pixels."""
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,19 @@ def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
                 continue  # named when it is read
             sizes.add(seen.size)
             grey &= seen.grey
-        own = min(sizes.pop()) if len(sizes) == 1 else OWN_SIZE + 1
-        return own if own <= OWN_SIZE else DEFAULT_SIZE, 1 if grey else 3
+        return side_of(sizes), 1 if grey else 3
 
     if cache is None:
         return answer()
-    size, channels = remembered(listing.files, cache, f"shape up to {OWN_SIZE}", answer)
+    size, channels = remembered(listing.files, cache, f"shape in {OWN_SIZES}", answer)
     return size, channels
+
+
+def side_of(sizes: Collection[tuple[int, int]]) -> int:
+    """Pixels a side that files of these sizes are read at, if nothing is said."""
+    sides = {min(size) for size in sizes}
+    own = sides.pop() if len(sizes) == 1 else 0
+    return own if own in OWN_SIZES else DEFAULT_SIZE
 
 
 def _load_npz(path: Path, part: str) -> LabelledSet:
