@@ -296,3 +296,14 @@ def test_frozen_parts_and_later_stages_are_captured_too():
     assert not torch.equal(method.body[0].weight.cpu(), before)
     assert int(method.count) == 8 * 3
     assert all(p.grad is None for p in method.parameters())
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "jobs", "count"),
+    [
+        ("cpu", None, None, 1), ("cuda", None, None, 5), ("cuda", None, 2, 2), ("cuda", None, 0, 1),
+        ("cpu", 3, None, 3), ("cpu", 3, 9, 3), ("cuda", 7, 6, 6),
+    ],
+)  # fmt: skip
+def test_no_more_side_by_side_than_there_are(device, asked, jobs, count):
+    assert lanes.side_by_side(torch.device(device), asked, jobs) == count

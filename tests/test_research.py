@@ -13,9 +13,10 @@ import toys
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from deepsimplex import recipes, research
+from deepsimplex import own, recipes, research
 from deepsimplex.backbones import build_backbone
 from deepsimplex.cli import run
+from deepsimplex.data.sources import to_tensor
 from deepsimplex.methods import METHODS
 from deepsimplex.model import Model
 from deepsimplex.tables import rows
@@ -359,19 +360,31 @@ def test_bad_images_of_own_data_are_named_or_left_out(words, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "parts", "said"),
     [
-        (7, "28×28 pixels, dsc, 200 epochs"),
-        (8, "8×8 pixels, dsc, 200 epochs"),
-        (32, "32×32 pixels, dsc-softmax, 600 epochs"),
-        (65, "28×28 pixels, dsc, 200 epochs"),
+        (7, False, "28×28 pixels, dsc, 134 epochs"),
+        (8, False, "8×8 pixels, dsc, 134 epochs"),
+        (32, False, "32×32 pixels, dsc-softmax, 600 epochs"),
+        (65, False, "28×28 pixels, dsc, 134 epochs"),
+        (9, True, "9×9 pixels, dsc, 134 epochs"),
     ],
 )
-def test_check_says_what_train_takes(size, said, tmp_path, capsys):
-    data = folder_of(*toys.pictures(160, classes=4, size=size), tmp_path / "data")
+def test_check_says_what_train_takes(size, parts, said, tmp_path, capsys):
+    """200 images of known classes, and others that train does not take."""
+    data, place = tmp_path / "data", tmp_path / "data/train" if parts else tmp_path / "data"
+    folder_of(*toys.pictures(200, classes=4, size=size), place)
+    folder_of(*toys.pictures(300, classes=1, size=size, seed=2), tmp_path / "other")
+    (tmp_path / "other" / "a").rename(place / "unknown")
+    if parts:
+        folder_of(*toys.pictures(90, classes=4, size=40, seed=3), data / "test")
     assert run(["check", str(data)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3] == f"If nothing is said, train takes {said}."
+    images = to_tensor(own.known_data(str(data), None, None, "fail")[1].images)
+    plain = {"method": "auto", "settings": {}, "seed": 0, "freeze": False, "changes": {}}
+    recipe = own.recipe_for(images, False, **plain)
+    side = f"{images.shape[2]}×{images.shape[3]}"
+    assert said == f"{side} pixels, {recipe.method}, {recipe.epochs} epochs"
 
 
 def test_check_says_whether_to_train(tmp_path, capsys):

@@ -19,7 +19,7 @@ from deepsimplex.data.sources import LabelledSet, check_on_bad, load_data, to_te
 from deepsimplex.errors import DeepSimplexError
 from deepsimplex.metrics import accuracy
 from deepsimplex.model import Decision, Model
-from deepsimplex.own import load
+from deepsimplex.own import load, tell_unreadable
 from deepsimplex.terminal import console, percent, table
 
 MEASURES = ("accuracy", "auroc", "oscr", "fpr95", "known_kept", "unknown_rejected")
@@ -42,7 +42,7 @@ def evaluate(path: Path, source: str, as_json: bool, device: str, on_bad: str) -
     known = np.isin(names, classes)
     labels = np.array([classes.index(name) for name in names[known]], dtype=np.int64)
     record: dict[str, Any] = {"model": str(path), "data": source, "left_out": int(seen.sum())}
-    record["unreadable"] = data.skipped
+    record |= {"unreadable": data.skipped}
     record |= {"known": int(known.sum()), "unknown": int((~known).sum())}
     if known.any() and not known.all():
         tested = compare.evaluate(model, (images[known], labels), images[~known])
@@ -59,8 +59,7 @@ def evaluate(path: Path, source: str, as_json: bool, device: str, on_bad: str) -
         return
     if seen.any():
         console.print(f"{seen.sum()} images were trained or calibrated on and are left out.")
-    if data.skipped:
-        console.print(f"Left out, unreadable: {', '.join(data.skipped)}.")
+    tell_unreadable(data)
     console.print(f"{record['known']} known and {record['unknown']} unknown images of {source}.")
     measured = [(n, h) for n, h in zip(MEASURES, HEADINGS, strict=True) if n in record]
     table(
@@ -82,14 +81,14 @@ def predict(path: Path, inputs: list[str], form: str, device: str, on_bad: str) 
         label = str(decision.nearest) if decision.known else "unknown"
         sign = -1 if model.score == "distance" else 1  # shown as a distance, not as its negative
         value, limit = sign * decision.knownness, sign * decision.limit
-        shown = limit if np.isfinite(limit) else None
-        row = (name, label, str(decision.nearest), value, shown, decision.reason)
+        bound = limit if np.isfinite(limit) else None
+        row = (name, label, str(decision.nearest), value, bound, decision.reason)
         if form == "json":
             print(json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False))
         elif form == "csv":
             writer.writerow(row)
         else:
-            rows.append((name, label, str(decision.nearest), f"{value:.3f}", _limit(shown), row[5]))
+            rows.append((name, label, str(decision.nearest), f"{value:.3f}", _limit(bound), row[5]))
     if form == "table":
         table(None, columns, rows)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from deepsimplex.data.augment import Views
 from deepsimplex.data.background import PHOTOGRAPHS, background_beside
 from deepsimplex.data.check import check as check_listing
 from deepsimplex.data.drawings import apart
-from deepsimplex.data.folders import UNKNOWN, counted, list_images
+from deepsimplex.data.folders import counted, list_images
 from deepsimplex.data.sources import LabelledSet, hold_out, to_tensor
 from deepsimplex.engine import pick_device
 from deepsimplex.errors import DeepSimplexError, ModelFileError, RunError
@@ -92,26 +93,15 @@ def train(
             _check_whole(run)
             console.print(f"Already finished: {run.model_path}. Another --out trains anew.")
             return
+        promise["calibration"] = images[held]
         if trained is not None:
-            promise |= {"calibration": images[held], "feature_cache": start.cache}
+            promise["feature_cache"] = start.cache
             model = _scored_anew(trained, run, recipe.views, some, theirs, **promise)
         else:
             _announce(recipe, start, run)
             tell_cost(source, images, recipe, where, freeze)
-            with training("Training", epochs=recipe.epochs) as begin:
-                model = fit_model(
-                    some,
-                    theirs,
-                    classes,
-                    recipe,
-                    **promise,
-                    background=others,
-                    calibration=images[held],
-                    **start.ways(),
-                    device=device,
-                    keeper=run,
-                    report=begin(recipe.method),
-                )
+            promise["background"] = others
+            model = _fitted(run, recipe, start, some, theirs, classes, **promise)
         model.save(run.model_path)
         run.finish(_training_results(model, images[held], labels[held], trained))
     console.print(
@@ -151,6 +141,21 @@ def _check_trained(folder: Path | None, run: Run) -> None:
             reason,
             "give the data and options it was trained with, or leave --trained out",
         )
+
+
+def _fitted(
+    run: Run,
+    recipe: Recipe,
+    start: Pretrained,
+    images: Tensor,
+    labels: Tensor,
+    classes: Sequence[str],
+    **how: Any,
+) -> Model:
+    """Trained in the folder of a run, with a bar."""
+    how |= {**start.ways(), "device": str(run.device), "keeper": run}
+    with training("Training", epochs=recipe.epochs) as begin:
+        return fit_model(images, labels, classes, recipe, **how, report=begin(recipe.method))
 
 
 def _scored_anew(
@@ -221,10 +226,9 @@ def check(source: Path, as_json: bool) -> bool:
         print(json.dumps(report.to_json()))
     else:
         lines = report.lines()
-        if report.fit:
-            known = sum(count for name, count in report.classes.items() if name != UNKNOWN)
-            shape, count = (3, report.side, report.side), round((1 - Recipe.calibration) * known)
-            recipe = default_recipe("auto", shape, images=count)
+        if report.fit and report.trained:
+            shape = 3, report.side, report.side
+            recipe = default_recipe("auto", shape, images=report.trained)
             how = f"{report.side}×{report.side} pixels, {recipe.method}, {recipe.epochs} epochs"
             lines.insert(-2, f"If nothing is said, train takes {how}.")
         for line in lines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,12 @@ def running(
         }
         run.finish(results)
         return results
+
+
+def unfinished(trainings: Iterable[Iterable[Path]]) -> int:
+    """How many are to be done still, of trainings that are each in one of several run folders."""
+    done = (any((folder / "results.json").exists() for folder in those) for those in trainings)
+    return sum(not one for one in done)
 
 
 def _found(model: Model, trial: Trial, evaluation: Evaluation) -> dict[str, Any]:

@@ -26,9 +26,10 @@ WARM_UP = 3
 """Steps taken before one is captured: libraries choose their kernels, optimisers their state."""
 
 
-def side_by_side(device: torch.device) -> int:
-    """How many trainings to run at once: one small net does not fill a GPU."""
-    return 5 if device.type == "cuda" else 1
+def side_by_side(device: torch.device, asked: int | None = None, jobs: int | None = None) -> int:
+    """How many trainings to run at once, of so many jobs: one small net does not fill a GPU."""
+    most = asked or (5 if device.type == "cuda" else 1)
+    return most if jobs is None else max(1, min(most, jobs))
 
 
 def drive(

@@ -38,8 +38,7 @@ def known_data(
     whole = load(source, size=size, on_bad=on_bad)
     if whole.said:
         console.print(f"Found: {whole.said}.")
-    if whole.skipped:
-        console.print(f"Left out, unreadable: {', '.join(whole.skipped)}.")
+    tell_unreadable(whole)
     data = whole.known_only()
     classes = known_classes(data, known if known is not None else list(data.classes))
     if classes == data.classes:
@@ -49,6 +48,11 @@ def known_data(
     return whole, dataclasses.replace(
         data, images=data.images[chosen], labels=labels, classes=classes
     )
+
+
+def tell_unreadable(data: LabelledSet) -> None:
+    if data.skipped:
+        console.print(f"Left out, unreadable: {', '.join(data.skipped)}.")
 
 
 def tell_cost(

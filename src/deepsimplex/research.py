@@ -71,51 +71,72 @@ def compare(
         for number, _ in makers
         for method in methods
     }
-    left = sum(not any((f / "results.json").exists() for f in two) for two in runs.values())
-    at_once = max(1, min(at_once or side_by_side(where), left))
+    left = comparison.unfinished(runs.values())
+    at_once = side_by_side(where, at_once, left)
+    how: Any = {"score": score, "where": where, "at_once": at_once, "epochs": epochs}
+    how["helped"] = [] if background else helped
     with training("Training", trainings=left) as begin:
-
-        def jobs() -> Iterator[Generator[None, None, dict[str, Any]]]:
-            for number, make in makers:
-                trial = make()
-                if number == makers[0][0]:
-                    console.print(_audit(trial))
-                    _check_scores(name, methods, trial, score)
-                for method in methods:
-                    recipe = _recipe(name, method, trial, number)
-                    if epochs is not None:
-                        recipe = dataclasses.replace(recipe, epochs=epochs)
-                    if (method, number) == (methods[0], makers[0][0]):
-                        tell_cost(name, to_tensor(trial.train[0][:1]), recipe, where)
-                    plain, folder = runs[method, number]
-                    yield comparison.running(
-                        with_photographs(trial) if method in helped and not background else trial,
-                        recipe,
-                        folder,
-                        where,
-                        keep=KEEP,
-                        score=score,
-                        at_once=at_once,
-                        donors=[] if folder == plain else [plain],
-                        report=begin(f"{method}, trial {number}"),
-                    )
-
-        for record in drive(jobs(), where, at_once=at_once):
+        jobs = _jobs(name, makers, methods, runs, begin, **how)
+        for record in drive(jobs, where, at_once=at_once):
             found[record["method"]].append(record)
-    title = name if name in BENCHMARKS else Path(name).stem
-    stem = f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
-    stem += by
     record = {
         "command": command(),
         "environment": environment(where),
         "seconds": round(time.perf_counter() - began, 2),
-        "notes": _notes(name, family, [number for number, _ in makers], background, methods, helped)
-        + ([f"Accepted and ranked by the score {score}."] if score else []),
+        "notes": [
+            *_notes(name, family, [number for number, _ in makers], background, methods, helped),
+            *([f"Accepted and ranked by the score {score}."] if score else []),
+            *comparison.shortage([one for each in found.values() for one in each], KEEP),
+        ],
         "methods": found,
     }
-    record["notes"] += comparison.shortage([r for rs in found.values() for r in rs], KEEP)
     parts = [runs[method, n][1] / "scores.npz" for method in methods for n, _ in makers]
-    _publish(record, results / stem, parts)
+    _publish(record, results / (_stem(name, family, background) + by), parts)
+
+
+def _jobs(
+    name: str,
+    makers: list[tuple[int, Callable[[], Trial]]],
+    methods: list[str],
+    runs: dict[tuple[str, int], tuple[Path, Path]],
+    begin: Callable[[str], Callable[[dict[str, Any]], None]],
+    *,
+    helped: list[str],
+    score: str | None,
+    where: torch.device,
+    at_once: int,
+    epochs: int | None,
+) -> Iterator[Generator[None, None, dict[str, Any]]]:
+    """A training of each method on each trial; those `helped` get photographs as background."""
+    for number, make in makers:
+        trial = make()
+        first = number == makers[0][0]
+        if first:
+            console.print(_audit(trial))
+            _check_scores(name, methods, trial, score)
+        for method in methods:
+            recipe = _recipe(name, method, trial, number)
+            if epochs is not None:
+                recipe = dataclasses.replace(recipe, epochs=epochs)
+            if first and method == methods[0]:
+                tell_cost(name, to_tensor(trial.train[0][:1]), recipe, where)
+            plain, folder = runs[method, number]
+            yield comparison.running(
+                with_photographs(trial) if method in helped else trial,
+                recipe,
+                folder,
+                where,
+                keep=KEEP,
+                score=score,
+                at_once=at_once,
+                donors=[] if folder == plain else [plain],
+                report=begin(f"{method}, trial {number}"),
+            )
+
+
+def _stem(name: str, family: str, background: str | None) -> str:
+    title = name if name in BENCHMARKS else Path(name).stem
+    return f"compare-{title}-{family}" + (f"-{Path(background).name}" if background else "")
 
 
 def _needing_background(name: str, methods: list[str], background: str | None) -> list[str]:

@@ -44,7 +44,8 @@ class Report:
     interpretation: str
     images: int
     classes: dict[str, int]  # readable images by class, all parts together
-    side: int  # pixels that they are read at, if nothing is said
+    trained: int  # readable images of known classes that are trained on
+    side: int  # and the pixels a side that they are read at, if nothing is said
     findings: tuple[Finding, ...]
     verdict: str
     next: str
@@ -112,7 +113,7 @@ def check(
     ]
     order = ("stop", "warning", "note")
     findings.sort(key=lambda finding: order.index(finding.weight))
-    counts = Counter(labels[index] for index in good)
+    counts, whole = Counter(labels[index] for index in good), not any(listing.parts)
     classes = {name: counts[name] for name in listing.classes}
     if counts[UNKNOWN]:
         classes[UNKNOWN] = counts[UNKNOWN]
@@ -121,7 +122,8 @@ def check(
         listing.interpretation,
         len(names),
         classes,
-        side_of({seen[index].size for index in good}),
+        len(_trained(listing, good)),
+        side_of({seen[i].size for i in good if listing.parts[i] == "train" or whole}),
         tuple(findings),
         *_verdict(listing.root, findings),
     )

@@ -196,8 +196,7 @@ def _shape(listing: Listing, cache: Path | None) -> tuple[int, int]:
 
 def side_of(sizes: Collection[tuple[int, int]]) -> int:
     """Pixels a side that files of these sizes are read at, if nothing is said."""
-    sides = {min(size) for size in sizes}
-    own = sides.pop() if len(sizes) == 1 else 0
+    own = min(next(iter(sizes))) if len(sizes) == 1 else 0
     return own if own in OWN_SIZES else DEFAULT_SIZE
 
 

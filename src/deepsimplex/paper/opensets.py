@@ -142,7 +142,7 @@ def results(
         _check_score(column, row, plan)
     found: Found = {key: [] for key in wanted}
     trainings = _left(request, plan, wanted)
-    at_once = max(1, min(plan.at_once or side_by_side(where), trainings))
+    at_once = side_by_side(where, plan.at_once, trainings)
 
     with training("Training", trainings=trainings) as begin:
 
@@ -189,16 +189,17 @@ def results(
 
 def _left(request: Request, plan: Plan, wanted: Collection[Key]) -> int:
     """How many trainings are to be done still; columns with the same knowns share theirs."""
-    left = 0
     every = itertools.product(_alike(plan), plan.tracks, plan.rows, range(plan.trials))
-    for columns, track, row, number in every:
-        those = [
-            _folders(request, plan, c, track, row, number)
-            for c in columns
-            if (c, track, row) in wanted
+    folders = (
+        [
+            folder
+            for column in columns
+            if (column, track, row) in wanted
+            for folder in _folders(request, plan, column, track, row, number)
         ]
-        left += bool(those) and not any((f / "results.json").exists() for two in those for f in two)
-    return left
+        for columns, track, row, number in every
+    )
+    return compare.unfinished(filter(None, folders))
 
 
 def _folders(
