@@ -135,6 +135,9 @@ def test_a_training_that_diverges_is_shown(tmp_path, monkeypatch, capsys):
     below = (tmp_path / "radius-quick.svg").read_text()
     assert ", rate 1 -->" in below
     assert "<!-- unit radius, clipped, is u = 1" in below
+    whole = dataclasses.replace(asked(tmp_path), quick=False)
+    legend = radii._figure(whole, "toys", found).axes[0].get_legend()
+    assert "published, all 50 000 images" in [text.get_text() for text in legend.get_texts()]
 
 
 def test_some_diverged_seeds_stay_visible():

@@ -49,14 +49,14 @@ def test_rows_that_need_a_background_ask_for_it(tmp_path, capsys):
 
 
 def test_all_rows_on_digits(tmp_path, monkeypatch, capsys):
-    few = {name: METHODS[name] for name in ("softmax", "entropic")}
+    few = {name: METHODS[name] for name in ("softmax", "entropic", "dsc")}
     monkeypatch.setattr(research, "METHODS", few)
     words = ["compare", "digits", "--methods", "all", "--trials", "1", "--epochs", "1"]
     assert run([*words, "--out", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "compare-digits-arpl.json").read_text())
     assert list(record["methods"]) == list(few)
     used = {name: runs[0]["background"] for name, runs in record["methods"].items()}
-    assert used == {"softmax": False, "entropic": True}
+    assert used == {"softmax": False, "entropic": True, "dsc": False}
     assert "With background photographs, which they need: entropic." in record["notes"]
 
 
@@ -138,6 +138,8 @@ def test_compare_on_digits_with_a_background_folder(tmp_path, capsys):
         "1",
         "--splits",
         "neal",
+        "--methods",
+        "dsc,softmax,entropic",
     ]
     words += ["--background", str(tmp_path), "--out", str(tmp_path / "o")]
     assert run([*words, "--results", str(tmp_path / "r")]) == 0
@@ -147,6 +149,7 @@ def test_compare_on_digits_with_a_background_folder(tmp_path, capsys):
     record = json.loads(next((tmp_path / "r").glob("*.json")).read_text())
     assert [r["trial"] for r in record["methods"]["dsc"]] == ["digits/neal/1", "digits/neal/3"]
     assert record["methods"]["dsc"][0]["background"]
+    assert record["methods"]["entropic"][0]["counts"]["background"] == 6  # not photographs
     assert not record["methods"]["softmax"][0]["background"]
 
 

@@ -1,6 +1,9 @@
-"""Progress where there is no terminal: lines, and few of them."""
+"""Progress: a bar on a terminal; elsewhere lines, and few of them. Tables."""
+
+import io
 
 import pytest
+from rich.console import Console
 
 from deepsimplex import terminal
 
@@ -27,3 +30,29 @@ def test_lines_come_seldom(trainings, said, capsys, monkeypatch):
         f"  {of}epoch {epoch}/100  loss 0.5000  about {seconds} s left"
         for epoch, seconds in zip(said, left, strict=True)
     ]
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What a terminal of 100 columns is sent."""
+    sent = io.StringIO()
+    shown = Console(file=sent, force_terminal=True, width=100, color_system=None, markup=False)
+    monkeypatch.setattr(terminal, "console", shown)
+    return sent
+
+
+def test_a_bar_tells_all_epochs_at_once_and_turns(screen):
+    with terminal.training("Training", 2, epochs=50):
+        pass
+    first = screen.getvalue()
+    assert "0/100" in first
+    assert set(first) & set("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
+    assert "left" in first
+
+
+def test_columns_of_words_stand_left(screen):
+    for words, line in ((1, "a     b  1"), (2, "a  b     1")):
+        screen.truncate(0)
+        screen.seek(0)
+        terminal.table(None, ("n", "long", "m"), [("a", "b", "1")], words)
+        assert screen.getvalue().splitlines()[1].rstrip() == line

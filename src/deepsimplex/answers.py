@@ -146,8 +146,7 @@ def _decisions(model: Model, inputs: list[str], on_bad: str) -> Iterator[tuple[s
                 print(f"Left out, unreadable: {shown(chunk[index])} ({reason})", file=sys.stderr)
             kept = np.setdiff1d(np.arange(len(chunk)), [index for index, _ in bad])
             names = (str(chunk[index]) for index in kept)
-            if len(kept):
-                yield from zip(names, model.decide(to_tensor(images[kept])), strict=True)
+            yield from zip(names, model.decide(to_tensor(images[kept])), strict=True)
         files.clear()
 
     for name in inputs:

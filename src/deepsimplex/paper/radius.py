@@ -203,9 +203,9 @@ def _figure(request: Request, name: str, found: dict[str, dict[str, Any]]) -> Fi
         axes.axhline(mean, color=COLOURS[2], label=f"{COLUMNS['unit']} (no u in it)")
         axes.axhspan(mean - sd, mean + sd, color=COLOURS[2], alpha=0.15, lw=0)
     if not request.quick:
-        at = [place for place, u in zip(places, RADII, strict=True) if u in PUBLISHED]
+        at = {x: PUBLISHED[u] for x, u in zip(places, RADII, strict=True) if u in PUBLISHED}
         theirs = "published, all 50 000 images"
-        axes.plot(at, list(PUBLISHED.values()), "D--", color="0.5", ms=5, label=theirs)
+        axes.plot(list(at), list(at.values()), "D--", color="0.5", ms=5, label=theirs)
     axes.plot([], [], "x", color="0.3", ms=9, mew=2, label="diverged")
     axes.set_xticks(places, [str(u) for u in RADII])
     axes.set(xlabel="radius u", ylabel="test accuracy, %", ylim=(0, 105), title=f"Eq. 4 on {name}")
