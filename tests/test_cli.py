@@ -16,7 +16,7 @@ import torch
 import toys
 from PIL import Image
 
-from deepsimplex import __version__, own
+from deepsimplex import __version__, commands, own
 from deepsimplex.cli import run
 from deepsimplex.recipes import Recipe
 
@@ -131,6 +131,14 @@ def test_a_damaged_model_of_a_finished_run_is_made_again(tmp_path, capsys):
     (out / "results.json").unlink()
     assert run(words) == 0
     assert model.read_bytes() == whole
+
+
+def test_the_bar_knows_the_epochs_before_the_first_ends(tmp_path, monkeypatch):
+    seen, bar = [], commands.training
+    monkeypatch.setattr(commands, "training", lambda t, **how: seen.append(how) or bar(t, **how))
+    words = ["train", "digits", "--out", str(tmp_path / "run"), "--epochs", "2"]
+    assert run([*words, "--device", "cpu"]) == 0
+    assert seen == [{"epochs": 2}]
 
 
 def test_a_training_that_learned_nothing_is_told(tmp_path, capsys):
