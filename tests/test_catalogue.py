@@ -77,5 +77,8 @@ def test_the_list_as_a_person_reads_it(capsys):
     one = capsys.readouterr().out
     assert "Miller" in one
     assert "openmax" not in one
+    assert "rate" not in one
+    assert run(["methods", "rpl"]) == 0
+    assert "; rate 1, whatever" in capsys.readouterr().out
     assert run(["methods", "cacc"]) == 1
     assert "did you mean 'cac'" in capsys.readouterr().err

@@ -18,6 +18,7 @@ import pytest
 import torch
 import toys
 from safetensors.torch import load as from_safetensors
+from scipy.stats import multivariate_normal
 
 from deepsimplex import OpenSetClassifier, detector_table, detectors, inference, metrics
 from deepsimplex.cli import run
@@ -163,6 +164,7 @@ def test_the_linear_head_of_softmax_and_dsc(models, data):
         ("dsc-literal", {}, True),
         ("dsc-authors", {}, True),
         ("dsc-turned", {}, False),
+        ("c2ae", {}, True),
         ("contrastive", {}, False),
     ],
 )
@@ -580,8 +582,26 @@ def test_mahalanobis_of_collapsed_classes():
 
 
 @real
+def test_gmm_against_scipy(models):
+    net = models["softmax"].method
+    random, d = np.random.default_rng(0), net.encoder.features
+    labels = np.array([0] * 400 + [1] * 300 + [2] * 200)
+    rows = 0.1 * random.normal(size=(900, d)) * (1 + labels[:, None]) + np.eye(3, d)[labels]
+    rows = torch.from_numpy(rows).float()
+    detector = restore_detector("gmm", net, rows, torch.from_numpy(labels), 3, True)
+    x = rows.double().numpy()
+    parts = []
+    for j in range(3):
+        own = x[labels == j]
+        spread = np.cov(own.T, bias=True) + 1e-6 * np.eye(d)
+        parts.append(np.log(len(own) / 900) + multivariate_normal(own.mean(0), spread).logpdf(x))
+    found = detectors._strangeness("gmm", detector.inner, rows)
+    assert np.allclose(-found.numpy(), np.logaddexp.reduce(parts), rtol=1e-6)
+
+
+@real
 @pytest.mark.parametrize("method", ["softmax", "dsc"])
-def test_vim_react_and_gradnorm_against_numpy(method, models):
+def test_vim_react_scale_and_gradnorm_against_numpy(method, models):
     net = models[method].method
     head = linear_head(net)
     w, b = head.weight.numpy(), head.bias.numpy()
@@ -601,7 +621,9 @@ def test_vim_react_and_gradnorm_against_numpy(method, models):
     residual = [np.linalg.norm((f - origin) @ least, axis=1) for f in (seen, new)]
     alpha = (seen @ w.T + b).max(1).mean() / residual[0].mean()
     p = np.exp(new @ w.T + b - energy(new)[:, None])
+    largest = np.sort(new, axis=1)[:, int(np.round(0.65 * d)) :]
     expected = {
+        "scale": energy(new * np.exp(new.sum(1) / largest.sum(1))[:, None]),
         "vim": energy(new) - alpha * residual[1],
         "react": energy(np.minimum(new, np.percentile(seen, 90))),
         "gradnorm": np.abs(new).sum(1) * np.abs(p - 1 / 3).sum(1),

@@ -378,6 +378,90 @@ def test_a_setting_that_the_loss_does_not_read_is_refused(settings):
         settings_for("dsc", settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("dsc-literal", {"background_weight": 0.5}),
+        ("dsc-literal", {"background": "hinge-B"}),
+        ("dsc-literal", {"background": "hinge-B", "margin": 0.3}),
+        ("entropic", {"radius": 5.0}),
+        ("oe", {"radius": 5.0}),
+        ("center", {"delta": 2.0}),
+        ("osrci", {"attempts": 3}),
+        ("osrci", {"ceiling": 0.2}),
+        ("g-openmax", {"steps": 9}),
+        ("g-openmax", {"step_size": 0.1}),
+        ("g-openmax", {"distance": 2.0}),
+        ("sphereface", {"rate": 0.9}),
+        ("regularface", {"power": 0}),
+        ("regularface", {"half_space": False}),
+        ("mhe", {"hidden": 0.0, "half_space": False}),
+    ],
+)
+def test_a_setting_that_the_row_does_not_read_is_refused(name, settings):
+    with pytest.raises(DeepSimplexError, match=f"expected settings that '{name}', as it is set"):
+        settings_for(name, settings)
+
+
+ANOTHER = {
+    "alpha": 1, "tail": 2, "ceiling": 0.35, "width": 13, "hidden": 5, "power": 1, "margin_out": 3.0,
+}  # fmt: skip
+"""Values that matter on the toy, where half of a number and a little, or one more, would not."""
+
+
+def another(field, hint, value):
+    if hint is bool:
+        return not value
+    if field in ANOTHER:
+        return ANOTHER[field]
+    if isinstance(value, int):
+        return value + 1
+    return 0.37 if isinstance(value, str) else value / 2 + 0.13
+
+
+def fingerprint(name, settings):
+    """All that a setting may change: stages, losses, weights, buffers, scores."""
+    images, labels = toys.tensors(*toys.pictures(60))
+    plan, log = recipe(name, 2, background_batch=10, settings=settings), []
+    model = fit(name, images, labels, plan, True, device="cpu", report=log.append)
+    own = [
+        (stage.name, stage.epochs, stage.background_batch, update.optimiser)
+        for stage in model.method.stages(100)
+        for update in stage.updates
+    ]
+    by_class, known = model.all_scores(images)
+    found = {k: torch.as_tensor(v) for k, v in {"by class": by_class, **known}.items()}
+    said = str((own, [line["loss"] for line in log]))
+    return said, found | dict(model.method.state_dict())
+
+
+def alike(one, other):
+    (said, these), (told, those) = one, other
+    return (
+        said == told
+        and these.keys() == those.keys()
+        and all(torch.equal(these[k], those[k]) for k in these)
+    )
+
+
+@every_row
+def test_a_setting_is_read_or_refused(name):
+    settings = method_row(name).settings
+    plain = fingerprint(name, None)
+    assert alike(plain, fingerprint(name, None))
+    for field, hint in get_type_hints(type(settings)).items():
+        value = getattr(settings, field)
+        if isinstance(value, str) and float not in get_args(hint):
+            continue  # a word: what it chooses has tests of its own
+        try:
+            given = settings_for(name, {field: another(field, hint, value)})
+        except DeepSimplexError as error:
+            if "which it does not" not in str(error):
+                raise
+            continue
+        assert not alike(plain, fingerprint(name, {field: getattr(given, field)})), field
+
+
 def test_what_a_loss_does_not_read_stays_in_a_file():
     """A row's own margin is not the user's to leave out, nor is a file's."""
     assert settings_for("dsc-hinge", {"loss": "blend"}).margin == 0.01

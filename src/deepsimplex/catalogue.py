@@ -71,7 +71,8 @@ def _print(record: dict[str, Any]) -> None:
     cost = "not measured" if record["cost"] is None else f"{record['cost']:.1f}×"
     lines = [
         record["about"],
-        f"{record['cite']}; defaults: {record['defaults']}",
+        f"{record['cite']}; defaults: {record['defaults']}"
+        + (f"; rate {record['rate']:g}, whatever the net" if record["rate"] else ""),
         f"background {record['background']}; stages {stages}; cost {cost}; "
         f"scores {', '.join(record['scores'])}",
     ]

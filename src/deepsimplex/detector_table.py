@@ -162,6 +162,12 @@ DETECTORS: dict[str, Row] = {
     "mahalanobis": Row(
         "Mahalanobis", "features", lambda k, p: k(None), "−min_j (f−μ_j)ᵀΣ⁻¹(f−μ_j), one Σ"
     ),
+    "gmm": Row(
+        "GMM",
+        "features",
+        lambda k, p: k(None, reg=1e-6),
+        "log Σ_j π_j N(f; μ_j, Σ_j), a Gaussian a class",
+    ),
     "rmd": Row("RMD", "features", lambda k, p: k(None), "the same less that of one Gaussian"),
     "vim": Row(
         "ViM",
@@ -197,6 +203,14 @@ DETECTORS: dict[str, Row] = {
         "maps",
         lambda k, p: k(None, p.flat_linear, variant="ash-s", percentile=0.65),
         "energy of the largest 35 % of f, sharpened",
+        fitted=False,
+        head=True,
+    ),
+    "scale": Row(
+        "SCALE",
+        "maps",
+        lambda k, p: k(None, p.flat_linear, percentile=0.65),
+        "energy of f times e^(Σf/Σ largest 35 %)",
         fitted=False,
         head=True,
     ),

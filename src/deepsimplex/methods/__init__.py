@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 from deepsimplex.backbones import build_backbone
 from deepsimplex.errors import DeepSimplexError, meant
+from deepsimplex.methods.background import EntropicSettings
 from deepsimplex.methods.base import Encoder, Method
+from deepsimplex.methods.centres import CentreSettings
 from deepsimplex.methods.dsc import DSCSettings
+from deepsimplex.methods.margins import SphereSettings, SpreadSettings
+from deepsimplex.methods.osrci import OSRCISettings
 from deepsimplex.methods.rows import METHODS, Row
 
 __all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for", "settings_kept"]
+
+UNREAD: dict[type, Callable[[Any], tuple[str, ...]]] = {
+    kind: kind.unread
+    for kind in (
+        DSCSettings,
+        EntropicSettings,
+        CentreSettings,
+        OSRCISettings,
+        SphereSettings,
+        SpreadSettings,
+    )
+}
+"""Settings of which some make others idle, and which those are."""
 
 
 def method_row(name: str) -> Row:
@@ -25,8 +43,14 @@ def settings_for(name: str, changes: dict[str, Any] | None = None) -> Any:
     """The row's settings with some fields changed; unknown and unread ones are refused."""
     given, row = changes or {}, method_row(name).settings
     settings = settings_kept(name, given)
-    if isinstance(settings, DSCSettings):
-        settings.check_read([key for key in given if given[key] != getattr(row, key)])
+    idle = UNREAD[type(settings)](settings) if type(settings) in UNREAD else ()
+    for key in given:
+        if key in idle and given[key] != getattr(row, key):
+            raise DeepSimplexError(
+                f"settings that {name!r}, as it is set, reads",
+                f"{key} = {given[key]!r}, which it does not",
+                "leave it out, or change those that it depends on",
+            )
     return settings
 
 

@@ -51,6 +51,10 @@ class EntropicSettings:
         check_choices(self)
         check_numbers(self, background_weight=0, ring=0, radius=0)
 
+    def unread(self) -> tuple[str, ...]:
+        """Fields that the loss does not look at."""
+        return () if self.ring > 0 else ("radius",)
+
 
 @dataclass(frozen=True)
 class EnergySettings:

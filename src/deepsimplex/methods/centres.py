@@ -44,6 +44,10 @@ class CentreSettings:
         if self.rate > 1:
             raise DeepSimplexError("rate of 1 or less", repr(self.rate), "change it")
 
+    def unread(self) -> tuple[str, ...]:
+        """Fields that the loss does not look at."""
+        return ("delta",) if self.term == "center" else ()
+
 
 class Centred(LinearLogits):
     """L = CE + λ · term(f, c_y); f is the head's input, scores are softmax's."""

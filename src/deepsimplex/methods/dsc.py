@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,25 +61,22 @@ class DSCSettings:
                 f"a number as margin for loss {self.loss!r}", "'auto'", "give the margin"
             )
 
-    def check_read(self, given: Collection[str]) -> None:
-        """Refuse settings that were given and that this loss would not look at."""
-        soft, hinged = self.loss in ("softmax", "blend"), self.background != "centroid"
+    def unread(self) -> tuple[str, ...]:
+        """Fields that this loss does not look at."""
+        soft, plain = self.loss in ("softmax", "blend"), self.loss not in ("literal", "authors")
+        hinged = plain and self.background != "centroid"
         read = {
             "temperature": soft,
             "label_smoothing": soft,
             "blend": self.loss == "blend",
-            "radius": self.loss in ("literal", "authors"),
+            "radius": not plain,
             "margin": self.loss in ("hinge", "authors") or hinged,
-            "background": self.loss != "authors",
-            "background_weight": self.loss != "authors",
+            "background": plain,
+            "background_weight": plain,
+            "width": self.head != "none",
+            "hidden": self.head in ("auto", "dam"),
         }
-        for name in given:
-            if not read.get(name, True):
-                raise DeepSimplexError(
-                    f"settings that loss {self.loss!r} reads",
-                    f"{name} = {getattr(self, name)!r}, which it does not",
-                    "leave it out, or change the loss",
-                )
+        return tuple(name for name in read if not read[name])
 
 
 class DSC(Method):

@@ -122,6 +122,10 @@ class SphereSettings:
         if self.rate > 1:
             raise DeepSimplexError("rate of 1 or less", repr(self.rate), "change it")
 
+    def unread(self) -> tuple[str, ...]:
+        """Fields that the loss does not look at."""
+        return () if self.uniform > 0 else ("rate",)
+
 
 class Sphere(Method):
     """CE on ‖f‖cosθ_j with ‖f‖(λcosθ_y + ψ(θ_y)) / (1+λ) for the target; outputs are features.
@@ -187,6 +191,11 @@ class SpreadSettings:
     def __post_init__(self) -> None:
         check_choices(self)
         check_numbers(self, regular=0, output=0, hidden=0)
+
+    def unread(self) -> tuple[str, ...]:
+        """Fields that the loss does not look at."""
+        power = () if self.output or self.hidden else ("power",)
+        return power if self.hidden else (*power, "half_space")
 
 
 class Spread(LinearLogits):

@@ -76,6 +76,12 @@ class OSRCISettings:
                     f"{name} of 1 or less", repr(getattr(self, name)), "lower it"
                 )
 
+    def unread(self) -> tuple[str, ...]:
+        """Fields that this way to the unknowns does not look at."""
+        if self.unknowns == "between":
+            return ("steps", "step_size", "distance")
+        return ("attempts", "ceiling")
+
 
 class OSRCI(Method):
     """Logits z (n, K) of C_{K+1}, whose last is 0: P_j = e^{z_j} / (1 + Σe^z), P_{K+1} the rest.

@@ -13,6 +13,7 @@ from typing import Any
 from deepsimplex.data.archives import load_official
 from deepsimplex.data.sources import LabelledSet, hold_out, load_data
 from deepsimplex.errors import DeepSimplexError
+from deepsimplex.methods import METHODS
 from deepsimplex.paper import charts, published
 from deepsimplex.paper.requests import Request, joined
 from deepsimplex.paper.studies import Outcome, Study, conduct
@@ -41,6 +42,10 @@ ROWS = {
     "uniformface": None,
 }
 """Methods, and the published row that each answers."""
+EVERY = ROWS | {
+    name: None for name, row in METHODS.items() if name not in ROWS and not row.needs_background
+}
+"""And all others that do without a background, if they are asked for."""
 COLUMNS = {"mnist": "crop", "cifar10": "rand+crop+flip", "cifar100": "rand+crop+flip"}
 """Sets and their augmentation: no mirrored digits."""
 RATES = (0.09, 0.3, 0.9)
@@ -86,7 +91,7 @@ def table2(
         "published": published.CLOSED,
     }
     request.record("table2", content, joins=True)
-    request.draw("table2", charts.closed_sets(content, ROWS))
+    request.draw("table2", charts.closed_sets(content, EVERY))
     return content
 
 
@@ -97,7 +102,7 @@ def _print(column: str, cells: list[dict[str, Any]]) -> None:
             f"{cell['rate']:g}" + (", edge" if cell["edge"] else ""),
             spread(cell["accuracy"])
             + (f", {len(cell['diverged'])} diverged" if cell["diverged"] else ""),
-            str(published.CLOSED.get(ROWS[cell["row"]] or "", {}).get(column, "–")),
+            str(published.CLOSED.get(EVERY[cell["row"]] or "", {}).get(column, "–")),
         ]
         for cell in cells
     ]
@@ -114,7 +119,7 @@ def _key(cell: dict[str, Any]) -> tuple[str, str, int]:
 def _measured_before(request: Request) -> dict[tuple[str, str, int], Any]:
     """Cells of the record that stands there: a command for some cells leaves the others be."""
     before = request.recorded("table2") or {"cells": []}
-    return {_key(c): c for c in before["cells"] if c["row"] in ROWS}
+    return {_key(c): c for c in before["cells"] if c["row"] in EVERY}
 
 
 def _seeds(cell: dict[str, Any]) -> int:
@@ -150,8 +155,17 @@ def _recipe(request: Request, column: str) -> Recipe:
 
 
 def _of(plan: Recipe, method: str, rate: float, seed: int, epochs: int) -> Recipe:
+    net = plan.backbone
+    if METHODS[method].flat and net.startswith("resnet"):
+        net += "-unpooled"
     return dataclasses.replace(
-        plan, method=method, settings=None, learning_rate=rate, seed=seed, epochs=epochs
+        plan,
+        method=method,
+        settings=None,
+        backbone=net,
+        learning_rate=rate,
+        seed=seed,
+        epochs=epochs,
     )
 
 

@@ -87,7 +87,7 @@ def table2(
     _one_set(quick, columns)
     closedset.table2(
         _request(quick, device, data_root, out, results, figures, seeds, epochs),
-        _chosen(rows, tuple(closedset.ROWS), "rows"),
+        _chosen(rows, tuple(closedset.EVERY), "rows", tuple(closedset.ROWS)),
         _chosen(columns, tuple(closedset.COLUMNS), "columns"),
     )
 

@@ -7,6 +7,8 @@ by its code, the epoch that is best on the test set.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 COLUMNS = ("mnist", "cifar10", "svhn", "cifar+10", "cifar+50", "tinyimagenet")
 
 # Table 1: mean and sd over five trials; None where not reported.
@@ -74,6 +76,11 @@ def answer(printed: dict[str, tuple[Cell, ...]], row: str | None, column: str, t
     if row is None or row not in printed or column not in COLUMNS or not same:
         return None
     return printed[row][COLUMNS.index(column)]
+
+
+def unprinted(rows: Collection[str | None]) -> list[str]:
+    """Where the numbers of those rows stand that the paper's table does not have."""
+    return [f"{row}: {why}." for row, why in UNPRINTED.items() if row in rows]
 
 
 def cell(value: Cell) -> str:

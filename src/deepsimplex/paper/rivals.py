@@ -17,7 +17,7 @@ from deepsimplex.paper.opensets import EVERY, Plan, keep_scores, results
 from deepsimplex.paper.requests import Request
 from deepsimplex.runs import command, write_atomically
 from deepsimplex.tables import pipes
-from deepsimplex.terminal import percent, table
+from deepsimplex.terminal import console, percent, table
 
 NEAL = "copied from Neal et al. 2018: other splits, their net with a 2048-wide head, Adam 1e-4"
 REASONS = {
@@ -67,7 +67,7 @@ def rivals(
     lines = [_line(track, row, record) for (_, track, row), (record,) in found.items()]
     every = _measured_before(request) | {_key(line): line for line in lines}
     order = [key for key in itertools.product(plan.tracks, EVERY) if key in every]
-    content = {
+    content: dict[str, Any] = {
         "column": column,
         "family": "arpl",
         "trial": 0,
@@ -78,6 +78,8 @@ def rivals(
         new = [_cells(line) for line in shown if _key(line) in map(_key, lines)]
         if new:
             table(title, HEADING, new)
+    for note in _unprinted(content["rows"]):
+        console.print(note)
     path = request.record("rivals", content, joins=True)
     keep_scores(path, found)
     write_atomically(path.with_suffix(".md"), markdown(content, plan).encode())
@@ -86,9 +88,14 @@ def rivals(
 
 
 def markdown(content: dict[str, Any], plan: Plan) -> str:
-    """All rows of the record, a table a track."""
+    """All rows of the record, a table a track, and where unprinted numbers stand."""
     every = [(title, [_cells(line) for line in shown]) for title, shown in _by_track(content, plan)]
-    return "\n".join(f"{title}:\n\n{pipes(HEADING, cells)}\n" for title, cells in every)
+    tables = [f"{title}:\n\n{pipes(HEADING, cells)}\n" for title, cells in every]
+    return "\n".join([*tables, *(f"{line}\n" for line in _unprinted(content["rows"]))])
+
+
+def _unprinted(lines: list[dict[str, Any]]) -> list[str]:
+    return published.unprinted({EVERY[line["row"]].answers for line in lines if line["published"]})
 
 
 def _by_track(content: dict[str, Any], plan: Plan) -> Iterator[tuple[str, list[dict[str, Any]]]]:

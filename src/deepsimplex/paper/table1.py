@@ -144,9 +144,9 @@ def _print(
                 f"{', '.join(repeated)}."
             )
     answered = {EVERY[cell["row"]].answers for cell in cells.values()}
-    for theirs, why in published.UNPRINTED.items():
-        if theirs in answered and theirs in printed and plan.columns != ("digits",):
-            console.print(f"{theirs}: {why}.")
+    if plan.columns != ("digits",):
+        for note in published.unprinted(answered & {*printed}):
+            console.print(note)
 
 
 def _text(
