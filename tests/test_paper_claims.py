@@ -154,6 +154,10 @@ def test_with_a_background_softmax_is_given_it_too(here):
             [*softmax(0.94), *({**c, "column": "svhn"} for c in cells[:3])],  # not given there
             f"{only}, not clear where softmax has it too",
         ),
+        (
+            [*softmax(0.94), *({**c, "column": "svhn"} for c in cells[:2])],  # nor to eq. 4
+            f"{only} (on svhn not measured)",
+        ),
         (softmax(0.95), f"{only}, not clear where softmax has it too"),
         ([*softmax(0.94)[1:], softmax(0.96)[0]], f"{only} that softmax is denied"),
         (softmax(0.96), f"{only} that softmax is denied"),

@@ -228,7 +228,8 @@ def better(records: Records) -> Judgement:
 
     If not, eq. 4 with one against softmax without is looked at, and against softmax with the same
     one: only above all of its ways does it hold with a background, not if one is above; what has
-    not been measured in the same trials is not clear.
+    not been measured in the same trials is not clear. Columns without a background set are told;
+    one that has it by some recipes alone proves nothing.
     """
     softmax, with_one = _aurocs(records, "softmax", "none"), _background(records)
     signs, told = _compared(_aurocs(records, "eq. 4", "none"), softmax)
@@ -238,13 +239,18 @@ def better(records: Records) -> Judgement:
         return Judgement("holds", told)
     ours = _aurocs(records, "eq. 4", with_one)
     helped, more = _compared(ours, softmax)
-    if not (signs.keys() <= helped.keys() and all(sign > 0 for sign in helped.values())):
+    columns = {column for column, _ in helped}
+    halved = any(column in columns for column, _ in signs.keys() - helped.keys())
+    if not helped or halved or any(sign <= 0 for sign in helped.values()):
         return Judgement(_not(signs), told)
     against = [_compared(ours, _aurocs(records, row, with_one))[0] for row in PEERS]
     verdict = "holds only with a background set"
+    lacking = dict.fromkeys(column for column, _ in signs if column not in columns)
+    if lacking:
+        verdict += f" (on {', '.join(lacking)} not measured)"
     if any(sign < 0 for found in against for sign in found.values()):
         verdict += " that softmax is denied"
-    elif not all(signs.keys() <= f.keys() and min(f.values()) > 0 for f in against):
+    elif not all(helped.keys() <= f.keys() and min(f.values()) > 0 for f in against):
         verdict += ", not clear where softmax has it too"
     return Judgement(
         verdict, f"without: {told}; with: {more}" + _first_split(records, ("eq. 4", *PEERS))
