@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import toys
 
 from deepsimplex import engine, metrics, terminal
 from deepsimplex.cli import run
 from deepsimplex.data.sources import LabelledSet
 from deepsimplex.errors import DeepSimplexError
-from deepsimplex.methods import METHODS
+from deepsimplex.methods import METHODS, build_method
 from deepsimplex.paper import commands, opensets, published, rivals, table1
 from deepsimplex.paper.readme import closed_set, open_set, update
 from deepsimplex.paper.requests import Request
@@ -525,6 +526,21 @@ def test_table2_chooses_each_rate_on_training_images(here, monkeypatch):
     assert len(screens) == 9
     assert all(set(study.look) == {"held"} for study in screens)
     assert all(len(study.images) > len(screens[0].images) for study in final)
+
+
+def test_every_row_of_table2_fits_the_net_it_gets():
+    from deepsimplex.paper import closedset
+
+    needy = {name for name, row in METHODS.items() if row.needs_background}
+    assert set(closedset.EVERY) == set(METHODS) - needy
+    assert len(needy) >= 4
+    plan = closedset._recipe(Request(False, "cpu", *[Path()] * 4, 1, None), "cifar10")
+    for name in closedset.EVERY:
+        recipe = closedset._of(plan, name, 0.1, 0, 2)
+        method = build_method(name, recipe.backbone, (3, 32, 32), 10, recipe.settings).eval()
+        with torch.inference_mode():
+            assert len(method(torch.zeros(2, 3, 32, 32))) == 2
+        assert recipe.backbone.endswith("unpooled") == METHODS[name].flat
 
 
 @pytest.mark.parametrize(("epochs", "screened"), [(200, 20), (40, 10), (20, 10), (6, 6)])
