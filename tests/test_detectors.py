@@ -184,6 +184,22 @@ def test_only_a_linear_head_is_one(name, changes, linear, stand_in):
             fit_model(*toys.tensors(*toys.pictures(30)), CLASSES, recipe, score="vim")
 
 
+def test_a_linear_head_is_found_by_few_images(monkeypatch):
+    """A method that paints each image once a class would paint for minutes."""
+    method = build_method("c2ae", "small", (1, 8, 8), 3)
+    painted, paint = [], type(method).paint
+
+    def counted(self, features, told):
+        painted.append(len(features))
+        return paint(self, features, told)
+
+    monkeypatch.setattr(type(method), "paint", counted)
+    found = linear_head(method)
+    assert torch.allclose(found.weight, method.head.weight.double(), atol=1e-12)
+    assert torch.allclose(found.bias, method.head.bias.double(), atol=1e-12)
+    assert sum(painted) < 50
+
+
 # Without the library
 
 

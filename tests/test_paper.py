@@ -597,6 +597,27 @@ def test_table2_for_some_cells_leaves_the_others_be(here):
     assert [(c["row"], c["epochs"]) for c in after if c["row"] == "dsc"] == [("dsc", 1), ("dsc", 2)]
 
 
+def test_table2_takes_other_rows_by_name_alone(here, monkeypatch):
+    """Their cells stay and are drawn; who has a rate of its own keeps near it."""
+    from deepsimplex.paper import closedset
+
+    drawn = []
+    monkeypatch.setattr(Request, "draw", lambda self, name, figure: drawn.append(figure))
+    words = ("--quick", "--seeds", "1", "--epochs", "1")
+    assert paper("table2", *words, "--rows", "c2ae,gcpl") == 0
+    assert paper("table2", *words, "--rows", "softmax") == 0
+    cells = {c["row"]: c for c in record(here, "table2")["cells"]}
+    assert list(cells) == ["c2ae", "gcpl", "softmax"]
+    assert [float(r) for r in cells["gcpl"]["screened"]] == pytest.approx([1 / 3, 1, 3], rel=1e-5)
+    assert list(cells["c2ae"]["screened"]) == ["0.09", "0.3", "0.9"]
+    (axes,) = drawn[-1].axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == [*cells][::-1]
+    asked = []
+    monkeypatch.setattr(closedset, "table2", lambda request, rows, columns: asked.append(rows))
+    assert paper("table2", "--quick") == 0
+    assert asked == [tuple(closedset.ROWS)]
+
+
 def test_rivals_stand_beside_what_was_published(here, capsys):
     words = ("--quick", "--epochs", "1", "--rows", "softmax,cac,center,oe")
     assert paper("rivals", *words) == 0
@@ -616,6 +637,16 @@ def test_rivals_stand_beside_what_was_published(here, capsys):
     assert [again[i] for i in (1, 3, 5)] == [found["rows"][i] for i in (0, 2, 3)]
     written = (here / "runs/paper/paper-rivals-quick.md").read_text()
     assert written.count("\n| ") == 2 + 6  # two headings, six rows
+
+
+def test_rivals_tell_of_unprinted_numbers_beside_the_rows_they_print(here, monkeypatch, capsys):
+    beside = {"published": (90.0, None), "why": None}
+    monkeypatch.setattr(rivals, "_beside", lambda line, column: line | beside)
+    for rows, told in (("softmax,arpl", 1), ("softmax,cac", 0), ("arpl,cac", 1)):
+        assert paper("rivals", "--quick", "--epochs", "1", "--rows", rows) == 0
+        lines = capsys.readouterr().out.replace("\n", " ")
+        assert lines.count("ARPL: ") == told
+        assert (here / "runs/paper/paper-rivals-quick.md").read_text().count("\nARPL: ") == 1
 
 
 def test_a_number_far_from_the_published_one_has_its_reason():

@@ -123,6 +123,8 @@ def test_closed_sets_mark_an_edge():
         ("holds only with a background set", COLOURS[4]),
         ("holds with training images, not clear with test images", COLOURS[5]),
         ("not clear", COLOURS[5]),
+        ("does not hold without it, not clear with it (mnist not measured)", COLOURS[5]),
+        ("holds with a background set (mnist not measured)", COLOURS[2]),
         ("does not hold", COLOURS[1]),
         ("not measured", "#b2b2b2"),
     ],

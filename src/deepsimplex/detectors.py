@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepsimplex import inference
@@ -184,38 +185,47 @@ class Given(nn.Module):
         return self.rows
 
 
-@torch.no_grad()
 def linear_head(method: Method) -> LinearHead | None:
     """z_j(f) = W f + b by the first score of the method that is so; float64, on the CPU.
 
-    Read off at f = 0 and the unit vectors, and tried at points between and beyond: a method need
-    not say what it is made of. None if no score of it is affine in the features of one view.
+    Tried halfway between points: a method need not say what it is made of. W is its gradient at
+    one of them. None if no score of it is affine in the features of one view.
     """
     shape, d = method.encoder.shape, method.encoder.features
     # The copy sees blank images, and where its backbone was, these features.
     given = Given()
-    blank = Encoder(given, d, shape)
-    blank.normalise = nn.Identity()  # type: ignore[assignment]
-    rest = copy.deepcopy(method, {id(method.encoder): blank}).cpu().double().eval()
+    rest = copy.deepcopy(method, {id(method.encoder): Encoder(given, d, shape)})
+    rest.cpu().double().eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    ends = 10 * torch.randn(2, 4, d, generator=generator, dtype=torch.float64)
+    at = ends[0, :1].clone().requires_grad_()
 
     def outputs(rows: Tensor) -> Tensor:
         given.rows = rows
         found: Tensor = rest(rows.new_zeros(1).expand(len(rows), *shape))
         return found
 
-    points = torch.cat([torch.zeros(1, d), torch.eye(d)]).double()
-    tried = 10 * torch.randn(16, d, generator=torch.Generator().manual_seed(0)).double()
-    corners, others = outputs(points), outputs(tried)
-    if given.asked > 2:  # of each image it takes several views
+    first, second, halfway = (outputs(rows) for rows in (*ends, ends.mean(0)))
+    if given.asked > 3:  # of each image it takes several views
         return None
     for score in method.scores:
-        at, there = (rest.class_scores(rows, score).double() for rows in (corners, others))
-        weight, bias = (at[1:] - at[0]).T.contiguous(), at[0].clone()
-        error = (tried @ weight.T + bias - there).abs().max()
+        a, b, middle = (rest.class_scores(rows, score) for rows in (first, second, halfway))
+        error, spread = ((a + b) / 2 - middle).abs().max(), (a - b).abs().max()
         # A score that is constant, as one from class means before training, is no head.
-        if error < _AFFINE * (there - bias).abs().max():
-            return LinearHead(score, weight, bias)
+        if error < _AFFINE * spread:
+            z = rest.class_scores(outputs(at), score)[0].double()
+            weight = _gradients(z, at)
+            return LinearHead(score, weight, (z - weight @ at[0]).detach())
     return None
+
+
+def _gradients(values: Tensor, at: Tensor) -> Tensor:
+    """∂z_j/∂f of z (C,) by f (1, d), many j at once: (C, d)."""
+    found: list[Tensor] = []
+    for j in torch.arange(len(values)).split(ROWS):
+        chosen = F.one_hot(j, len(values)).to(values)
+        found += torch.autograd.grad(values, at, chosen, retain_graph=True, is_grads_batched=True)
+    return torch.cat(found)[:, 0]
 
 
 def _seen(

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
 from deepsimplex.backbones import build_backbone
 from deepsimplex.errors import DeepSimplexError, meant
-from deepsimplex.methods.background import EntropicSettings
-from deepsimplex.methods.base import Encoder, Method
-from deepsimplex.methods.centres import CentreSettings
-from deepsimplex.methods.dsc import DSCSettings
-from deepsimplex.methods.margins import SphereSettings, SpreadSettings
-from deepsimplex.methods.osrci import OSRCISettings
+from deepsimplex.methods.base import Choosy, Encoder, Method
 from deepsimplex.methods.rows import METHODS, Row
 
 __all__ = ["METHODS", "Row", "build_method", "method_row", "settings_for", "settings_kept"]
-
-UNREAD: dict[type, Callable[[Any], tuple[str, ...]]] = {
-    kind: kind.unread
-    for kind in (
-        DSCSettings,
-        EntropicSettings,
-        CentreSettings,
-        OSRCISettings,
-        SphereSettings,
-        SpreadSettings,
-    )
-}
-"""Settings of which some make others idle, and which those are."""
 
 
 def method_row(name: str) -> Row:
@@ -41,11 +22,13 @@ def method_row(name: str) -> Row:
 
 def settings_for(name: str, changes: dict[str, Any] | None = None) -> Any:
     """The row's settings with some fields changed; unknown and unread ones are refused."""
-    given, row = changes or {}, method_row(name).settings
+    given, row = changes or {}, method_row(name)
     settings = settings_kept(name, given)
-    idle = UNREAD[type(settings)](settings) if type(settings) in UNREAD else ()
+    idle = set(settings.unread()) if isinstance(settings, Choosy) else set()
+    if not row.uses_background:
+        idle |= {key for key in given if key.startswith("background")}
     for key in given:
-        if key in idle and given[key] != getattr(row, key):
+        if key in idle and given[key] != getattr(row.settings, key):
             raise DeepSimplexError(
                 f"settings that {name!r}, as it is set, reads",
                 f"{key} = {given[key]!r}, which it does not",

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, get_args, get_origin, get_type_hints, runtime_checkable
 
 import numpy as np
 import torch
@@ -46,6 +46,15 @@ NUMBERS = (int, float, np.integer, np.floating)
 WHOLE_NUMBERS = (int, np.integer)
 ABOVE_0 = 1e-12
 """The least of a number that may be small but not 0."""
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """Settings of which some decide whether others are read."""
+
+    def unread(self) -> tuple[str, ...]:
+        """Fields that nothing looks at, the others being what they are."""
+
 
 # Each call is one pass over the training set in order, not augmented: class means, Weibull tails.
 Passes = Callable[[], Iterable[Batch]]

@@ -62,17 +62,16 @@ class DSCSettings:
             )
 
     def unread(self) -> tuple[str, ...]:
-        """Fields that this loss does not look at."""
-        soft, plain = self.loss in ("softmax", "blend"), self.loss not in ("literal", "authors")
-        hinged = plain and self.background != "centroid"
+        """Fields that this loss and this head do not look at."""
+        soft, authors = self.loss in ("softmax", "blend"), self.loss == "authors"
         read = {
             "temperature": soft,
             "label_smoothing": soft,
             "blend": self.loss == "blend",
-            "radius": not plain,
-            "margin": self.loss in ("hinge", "authors") or hinged,
-            "background": plain,
-            "background_weight": plain,
+            "radius": self.loss in ("literal", "authors"),
+            "margin": self.loss in ("hinge", "authors") or self.background != "centroid",
+            "background": not authors,
+            "background_weight": not authors,
             "width": self.head != "none",
             "hidden": self.head in ("auto", "dam"),
         }

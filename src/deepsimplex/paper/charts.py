@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 LANE = 0.18  # of a row: between what is ours and what is published, and between tracks
 VERDICTS = (  # first that fits: how a verdict begins or what it holds, its colour, its mark
-    ("not measured", "0.7", "o"),
     ("not clear", COLOURS[5], "D"),
     ("does not hold", COLOURS[1], "X"),
     ("holds only", COLOURS[4], "s"),
     ("holds", COLOURS[2], "o"),
+    ("not measured", "0.7", "o"),
 )
 
 

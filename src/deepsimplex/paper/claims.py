@@ -7,7 +7,7 @@ lies outside Student's 95 % interval of their paired differences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,8 +228,7 @@ def better(records: Records) -> Judgement:
 
     If not, eq. 4 with one against softmax without is looked at, and against softmax with the same
     one: only above all of its ways does it hold with a background, not if one is above; what has
-    not been measured in the same trials is not clear. Columns without a background set are told;
-    one that has it by some recipes alone proves nothing.
+    not been measured in the same trials, or not in every column, is not clear.
     """
     softmax, with_one = _aurocs(records, "softmax", "none"), _background(records)
     signs, told = _compared(_aurocs(records, "eq. 4", "none"), softmax)
@@ -239,22 +238,19 @@ def better(records: Records) -> Judgement:
         return Judgement("holds", told)
     ours = _aurocs(records, "eq. 4", with_one)
     helped, more = _compared(ours, softmax)
-    columns = {column for column, _ in helped}
-    halved = any(column in columns for column, _ in signs.keys() - helped.keys())
-    if not helped or halved or any(sign <= 0 for sign in helped.values()):
+    if not helped or any(sign <= 0 for sign in helped.values()):
         return Judgement(_not(signs), told)
+    told = f"without: {told}; with: {more}" + _first_split(records, ("eq. 4", *PEERS))
+    if lacking := _lacking(signs, helped):
+        verdict = f"{_not(signs)} without a background set, not clear with one"
+        return Judgement(verdict + lacking, told)
     against = [_compared(ours, _aurocs(records, row, with_one))[0] for row in PEERS]
     verdict = "holds only with a background set"
-    lacking = dict.fromkeys(column for column, _ in signs if column not in columns)
-    if lacking:
-        verdict += f" (on {', '.join(lacking)} not measured)"
     if any(sign < 0 for found in against for sign in found.values()):
         verdict += " that softmax is denied"
-    elif not all(helped.keys() <= f.keys() and min(f.values()) > 0 for f in against):
+    elif not all(signs.keys() <= f.keys() and min(f.values()) > 0 for f in against):
         verdict += ", not clear where softmax has it too"
-    return Judgement(
-        verdict, f"without: {told}; with: {more}" + _first_split(records, ("eq. 4", *PEERS))
-    )
+    return Judgement(verdict, told)
 
 
 def background(records: Records) -> Judgement:
@@ -263,16 +259,16 @@ def background(records: Records) -> Judgement:
     In row eq. 4 the background goes to the centroid, which is ours. The paper's term is eq. 5, and
     its authors' code has another: if one of them is clearly above the same without, the claim
     holds; if none is, it holds only with the centroid; what was not measured in as many of these
-    trials is not clear.
+    trials is not clear. Where eq. 4 has been measured without one alone is told.
     """
     with_one = _background(records)
-    ours = _aurocs(records, "eq. 4", with_one)
-    signs, told = _compared(ours, _aurocs(records, "eq. 4", "none"))
+    ours, alone = (_aurocs(records, "eq. 4", track) for track in (with_one, "none"))
+    signs, told = _compared(ours, alone)
     if not signs:
         return NOTHING
     if not all(sign > 0 for sign in signs.values()):
         return Judgement(_not(signs), told)
-    trials = max(len(values) for values, _ in ours.values())
+    lacking, trials = _lacking(alone, signs), max(len(values) for values, _ in ours.values())
     theirs = [
         _compared(_aurocs(records, row, with_one), _aurocs(records, _without(row), "none"), trials)[
             0
@@ -280,12 +276,22 @@ def background(records: Records) -> Judgement:
         for row in READINGS
     ]
     if any(signs.keys() <= found.keys() and min(found.values()) > 0 for found in theirs):
-        return Judgement("holds", told)
+        return Judgement("holds" + lacking, told)
     told += _first_split(records, READINGS)
     if not all(signs.keys() <= found.keys() for found in theirs):
         verdict = "holds with the background drawn to the centroid, not clear as the paper has it"
-        return Judgement(verdict, told)
-    return Judgement("holds only with the background drawn to the centroid", told)
+        return Judgement(verdict + lacking, told)
+    return Judgement("holds only with the background drawn to the centroid" + lacking, told)
+
+
+def _lacking(wanted: Iterable[tuple[str, str]], found: Container[tuple[str, str]]) -> str:
+    """Columns, and recipes other than the common one, that are wanted and were not found."""
+    names = [
+        column if recipe == "common" else f"{column} by {recipe}"
+        for column, recipe in wanted
+        if (column, recipe) not in found
+    ]
+    return f" ({', '.join(names)} not measured)" if names else ""
 
 
 def _without(row: str) -> str:

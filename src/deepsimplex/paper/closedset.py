@@ -49,6 +49,7 @@ EVERY = ROWS | {
 COLUMNS = {"mnist": "crop", "cifar10": "rand+crop+flip", "cifar100": "rand+crop+flip"}
 """Sets and their augmentation: no mirrored digits."""
 RATES = (0.09, 0.3, 0.9)
+"""Tried for every loss; for one that has a rate of its own, that, and a third and thrice of it."""
 HELD_OUT = 0.1
 BATCH = 512
 EPOCHS = {"mnist": 40}
@@ -154,6 +155,11 @@ def _recipe(request: Request, column: str) -> Recipe:
     )
 
 
+def _rates(method: str) -> tuple[float, ...]:
+    own = METHODS[method].rate
+    return RATES if own is None else (own / 3, own, 3 * own)
+
+
 def _of(plan: Recipe, method: str, rate: float, seed: int, epochs: int) -> Recipe:
     net = plan.backbone
     if METHODS[method].flat and net.startswith("resnet"):
@@ -176,7 +182,7 @@ def _choose(
     kept, held = hold_out(train.labels, HELD_OUT, seed=0)
     seen, left = train.images[kept], {"held": train.images[held]}
     epochs = min(plan.epochs, max(LEAST, round(SCREEN * plan.epochs)))
-    tried = [(method, rate) for method in rows for rate in RATES]
+    tried = [(method, rate) for method in rows for rate in _rates(method)]
     studies = [
         Study(
             f"{column}-{method}-{rate:g}-screen",

@@ -78,7 +78,7 @@ def rivals(
         new = [_cells(line) for line in shown if _key(line) in map(_key, lines)]
         if new:
             table(title, HEADING, new)
-    for note in _unprinted(content["rows"]):
+    for note in _unprinted([line for line in content["rows"] if _key(line) in map(_key, lines)]):
         console.print(note)
     path = request.record("rivals", content, joins=True)
     keep_scores(path, found)
