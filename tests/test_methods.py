@@ -510,6 +510,7 @@ def test_a_setting_that_another_wakes_is_read(name, set_so, read):
 def test_what_a_loss_does_not_read_stays_in_a_file():
     """A row's own margin is not the user's to leave out, nor is a file's."""
     assert settings_for("dsc-hinge", {"loss": "blend"}).margin == 0.01
+    assert settings_for("dsc", {"radius": 64.0}) == method_row("dsc").settings
     record = Recipe(settings=DSCSettings(margin=0.1)).to_json()
     assert Recipe.from_json(record).settings.margin == 0.1
 

@@ -5,8 +5,8 @@ classifier undecided; the classifier learns by ARPL on real images and to stay u
 ones. Painted images pass the backbone's BatchNorm layers with statistics, scale and shift of
 their own, which scoring never uses. (The authors follow each such epoch by one of ARPL alone;
 here every step is of the first kind.) With β = 0.1 the term on painted images is faint: on digits
-its gradient at the encoder is under a thousandth of the loss's, and the row ends there where `arpl` does
-(docs/decisions/0014).
+its gradient at the encoder is under a thousandth of the loss's, and there the row ends where `arpl`
+does (docs/decisions/0014).
 """
 
 from __future__ import annotations
