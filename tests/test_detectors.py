@@ -198,6 +198,12 @@ def test_a_linear_head_is_found_by_few_images(monkeypatch):
     assert torch.allclose(found.weight, method.head.weight.double(), atol=1e-12)
     assert torch.allclose(found.bias, method.head.bias.double(), atol=1e-12)
     assert sum(painted) < 50
+    with torch.no_grad():
+        assert torch.equal(linear_head(method).weight, found.weight)
+    with torch.inference_mode():
+        assert torch.equal(linear_head(method).weight, found.weight)
+        inner = build_method("dsc", "small", (1, 8, 8), 3)
+        assert linear_head(inner).score == "dot"
 
 
 # Without the library

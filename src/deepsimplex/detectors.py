@@ -185,6 +185,7 @@ class Given(nn.Module):
         return self.rows
 
 
+@torch.inference_mode(False)  # gradients, wherever this is called
 def linear_head(method: Method) -> LinearHead | None:
     """z_j(f) = W f + b by the first score of the method that is so; float64, on the CPU.
 
